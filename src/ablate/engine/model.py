@@ -1,0 +1,179 @@
+"""The policy as the trainer sees it: token log-probabilities and entropies of responses, never [B,T,V] logits.
+
+Axes: B sequences, S padded sequence length, T response positions, N = B*T, H hidden size, V vocabulary rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+_CHUNK_TOKENS = 256
+_CHUNK_LOGITS = 1 << 22
+"""A head chunk holds at least `_CHUNK_TOKENS` tokens and about this many logits: 16 MiB of fp32."""
+
+
+class HasTokens(Protocol):
+    """What `collate` reads of a rollout."""
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def response_ids(self) -> tuple[int, ...]: ...
+
+
+class Batch(NamedTuple):
+    """Right-padded token ids, and where each response token is predicted.
+
+    Example: prompt (4, 5, 13) and response (5, 4, 1) of width 4 give input_ids [4, 5, 13, 5, 4] (the last response token
+    is never an input), gather_index [2, 3, 4, 0] and targets [5, 4, 1, 0]; the last position is padding to be masked.
+    """
+
+    input_ids: Int[Tensor, "B S"]
+    gather_index: Int[Tensor, "B T"]
+    targets: Int[Tensor, "B T"]
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`."""
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
+
+
+def collate(rollouts: Sequence[HasTokens], pad_id: int, width: int) -> Batch:
+    """Lay rollouts out as rows, responses in `width` positions.
+
+    No rollouts give one row of padding, so that a rank without work still takes part in every collective forward; its
+    weights must be 0.
+
+    Raises:
+        ValueError: a response longer than `width`, or an empty prompt.
+    """
+    if not rollouts:
+        row = torch.full((1, 1), pad_id)
+        return Batch(row, torch.zeros(1, width, dtype=torch.long), torch.full((1, width), pad_id))
+    sizes = [(len(r.prompt_ids), len(r.response_ids)) for r in rollouts]
+    if min(size[0] for size in sizes) == 0 or max(size[1] for size in sizes) > width:
+        raise ValueError(f"prompts must have a token and responses at most {width}, got (prompt, response) {sizes}")
+    input_ids = np.full((len(rollouts), max(1, max(p + r - 1 for p, r in sizes))), pad_id, dtype=np.int64)
+    gather_index = np.zeros((len(rollouts), width), dtype=np.int64)
+    targets = np.full((len(rollouts), width), pad_id, dtype=np.int64)
+    for row, (rollout, (prompt, response)) in enumerate(zip(rollouts, sizes, strict=True)):
+        tokens = rollout.prompt_ids + rollout.response_ids
+        kept = prompt + response - 1 if response else prompt
+        input_ids[row, : min(kept, input_ids.shape[1])] = tokens[: min(kept, input_ids.shape[1])]
+        gather_index[row, :response] = np.arange(prompt - 1, prompt - 1 + response)
+        targets[row, :response] = rollout.response_ids
+    return Batch(torch.from_numpy(input_ids), torch.from_numpy(gather_index), torch.from_numpy(targets))
+
+
+class Policy(nn.Module):
+    """A causal language model that scores given responses.
+
+    `lm` keeps its Hugging Face parameter names. `vocab_size` counts the tokenizer's tokens; rows of the head past it are
+    padding and have probability 0 here as in the sampler.
+    """
+
+    def __init__(self, lm: PreTrainedModel, vocab_size: int) -> None:
+        super().__init__()
+        if getattr(lm.lm_head, "bias", None) is not None:
+            raise ValueError(f"{type(lm).__name__} has a bias in its head, which the log-probability head does not apply")
+        if not 0 < vocab_size <= lm.config.vocab_size:
+            raise ValueError(f"the tokenizer has {vocab_size} tokens, the model {lm.config.vocab_size} rows")
+        self.lm = lm
+        lm.lm_head = LogProbHead(lm.lm_head.weight, vocab_size)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B S"],
+        gather_index: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        temperature: float,
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """Log-probability of each target and entropy of its distribution at `temperature`, fp32; 0 is scored as 1.
+
+        Positions that a batch only pads hold finite values of no meaning: mask them.
+        """
+        # right-padded rows need no mask: causal attention keeps padding from every real position
+        hidden = self.lm.model(input_ids=input_ids, use_cache=False).last_hidden_state
+        at = hidden.gather(1, gather_index[..., None].expand(-1, -1, hidden.shape[-1]))
+        logprobs, entropy = self.lm.lm_head(at.flatten(0, 1), targets.flatten(), temperature or 1.0)
+        return logprobs.view(targets.shape), entropy.view(targets.shape)
+
+
+class LogProbHead(nn.Module):
+    """Head and log-softmax in token chunks, recomputed in the backward pass; shares the (possibly tied) weight."""
+
+    def __init__(self, weight: nn.Parameter, vocab_size: int) -> None:
+        super().__init__()
+        self.weight = weight
+        self.vocab_size = vocab_size
+
+    def forward(
+        self, hidden: Float[Tensor, "N H"], targets: Int[Tensor, " N"], temperature: float
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """Log-probability of each target and entropy, fp32."""
+        logprobs, entropy = _HeadLogProbs.apply(hidden, self.weight, targets, temperature, self.vocab_size)
+        return logprobs, entropy
+
+
+class _HeadLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, vocab_size: int
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden, weight, targets)
+        ctx.temperature, ctx.vocab_size = temperature, vocab_size
+        parts = [
+            _score(h, weight[:vocab_size], t, temperature)
+            for h, t in zip(_chunks(hidden, vocab_size), _chunks(targets, vocab_size), strict=True)
+        ]
+        return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropy for _, entropy in parts])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets = ctx.saved_tensors
+        rows = weight[: ctx.vocab_size]
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        pieces = [_chunks(x, ctx.vocab_size) for x in (hidden, targets, grad_logprobs, grad_entropy, grad_hidden)]
+        for h, t, g, e, out in zip(*pieces, strict=True):
+            grad_logits = _grad_logits(_log_softmax(h, rows, ctx.temperature), t, g, e) / ctx.temperature
+            out.copy_(grad_logits.to(rows.dtype) @ rows)
+            grad_weight[: ctx.vocab_size] += grad_logits.T @ h.float()
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+
+
+def _chunks(tensor: Tensor, vocab_size: int) -> tuple[Tensor, ...]:
+    return tensor.split(max(_CHUNK_TOKENS, _CHUNK_LOGITS // vocab_size))
+
+
+def _log_softmax(hidden: Tensor, rows: Tensor, temperature: float) -> Tensor:
+    return torch.log_softmax((hidden @ rows.T).float() / temperature, dim=-1)
+
+
+def _score(hidden: Tensor, rows: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprobs = _log_softmax(hidden, rows, temperature)
+    return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(dim=-1)
+
+
+def _grad_logits(logprobs: Tensor, targets: Tensor, grad_logprobs: Tensor, grad_entropy: Tensor) -> Tensor:
+    """d log p_t / d z_j = [j = t] - p_j and d H / d z_j = -p_j (log p_j + H), for tempered logits z."""
+    p = logprobs.exp()
+    entropy = -(p * logprobs).sum(dim=-1, keepdim=True)
+    grad = -p * (grad_logprobs[:, None] + grad_entropy[:, None] * (logprobs + entropy))
+    return grad.scatter_add_(-1, targets[:, None], grad_logprobs[:, None])
+
+
+def load_policy(folder: Path, vocab_size: int, attention: str) -> Policy:
+    """The policy saved in `folder`, weights in fp32; `attention` is a transformers attention implementation."""
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    return Policy(lm, vocab_size)

@@ -1,0 +1,1 @@
+"""Carrying out a plan: the sweeper that makes it, and the launchers that run it. Imports no torch."""

@@ -1,0 +1,64 @@
+"""Plan the whole sweep, check it, write it down, launch it once. Plain class; src/hydra_plugins subclasses it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+from hydra.core.plugins import Plugins
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from ablate.compose import Composer
+from ablate.errors import UsageError
+from ablate.plan import Plan, make_plan, pilot_plan
+from ablate.report.tables import finding_lines
+from ablate.resume import refuse_untrainable
+from ablate.runs import write_plan
+from ablate.validity import check_plan, refusals
+
+
+class PlanLauncher(Protocol):
+    """What carries out a plan; returns the sweep's exit code."""
+
+    def launch_plan(self, plan: Plan) -> int: ...
+
+
+def checked_plan(composer: Composer, arguments: list[str]) -> Plan:
+    """The plan of a command line with its findings printed.
+
+    Raises:
+        UsageError: a finding refuses it; every refusal is in the message with its remedy.
+    """
+    plan = make_plan(composer, arguments)
+    findings = check_plan(plan)
+    refused = refusals(findings)
+    for line in finding_lines([f for f in findings if f not in refused]):
+        print(line, file=sys.stderr)
+    if refused:
+        lines = "\n".join(finding_lines(refused))
+        ids = ",".join(dict.fromkeys(f.id for f in refused))
+        raise UsageError(f"this plan cannot answer its question; nothing was launched\n{lines}\n(to run it all the same: validity.allow=[{ids}])")
+    return plan
+
+
+class PlanningSweeper:
+    """Hydra's sweeper interface over `make_plan` and one `launch_plan`."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._composer = Composer(hydra_context.config_loader, config.hydra.job.config_name)
+        self._launcher: Any = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Carry out one command line; ends the process with the sweep's exit code."""
+        plan = checked_plan(self._composer, arguments)
+        for line in plan.merged:
+            print(line, file=sys.stderr)
+        if plan.config.launch.pilot:
+            plan = pilot_plan(plan, plan.config.launch.pilot)
+        for run in plan.arms.values():
+            refuse_untrainable(run.config)
+        write_plan(plan)
+        raise SystemExit(self._launcher.launch_plan(plan))

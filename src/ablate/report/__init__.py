@@ -1,0 +1,1 @@
+"""Tables, figures and files made from records alone. Never imports train or torch."""
