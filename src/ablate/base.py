@@ -42,7 +42,7 @@ def base_digest(model: ModelConfig, task: TaskConfig) -> str:
 
 
 def base_folder(model: ModelConfig, task: TaskConfig, output: Path) -> Path:
-    """Where the base policy lies, weights and tokenizer as `from_pretrained` reads them; a tiny one may not be built yet.
+    """Where the base policy lies, as `from_pretrained` reads it; a tiny one may not be built yet.
 
     Raises:
         UsageError: a pretrained path that is missing or holds no model, or a tiny model with a key missing.
@@ -130,7 +130,9 @@ def _warm_up(model: ModelConfig, task: Task) -> tuple[PreTrainedModel, dict[str,
 
 def _tiny_lm(model: ModelConfig, task: Task) -> PreTrainedModel:
     from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=task.vocab_size,
@@ -159,9 +161,7 @@ def _supervise(lm: PreTrainedModel, model: ModelConfig, task: Task) -> list[floa
         prompts = train_prompts(task, model.warmup_seed, step, model.warmup_batch)
         input_ids, labels = _supervised_batch(task, prompts)
         logits = lm.model(input_ids=input_ids).last_hidden_state[:, :-1] @ lm.lm_head.weight.T
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED
-        )
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
         optimizer.step()

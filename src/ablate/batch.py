@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -58,7 +59,7 @@ def mini_batches(batch: StepBatch, count: int) -> list[list[int]]:
     for i, p in enumerate(batch.prompts.tolist()):
         rows[p].append(i)
     bounds = [round(len(prompts) * k / count) for k in range(count + 1)]
-    return [[i for p in prompts[a:b] for i in rows[p]] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [[i for p in prompts[a:b] for i in rows[p]] for a, b in pairwise(bounds)]
 
 
 def micro_batches(rows: Sequence[int], size: int | None, rank: int, world_size: int) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """Checkpoints and exports: written beside, marked complete last, renamed; the newest whole one is used.
 
-    checkpoints/step_N/   engine state, trainer.json, and `complete`, which is written last
-    export/step_N/        safetensors, config and tokenizer: loads with AutoModelForCausalLM.from_pretrained
+checkpoints/step_N/   engine state, trainer.json, and `complete`, which is written last
+export/step_N/        safetensors, config and tokenizer: loads with AutoModelForCausalLM.from_pretrained
 """
 
 from __future__ import annotations

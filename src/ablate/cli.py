@@ -26,17 +26,21 @@ def composer(extra: str | None = None) -> Iterator[Composer]:
     """A composer over conf/, with a folder of own levels searched first, outside a Hydra application."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.singleton import Singleton
 
-    with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        loader = hydra.config_loader
-        if extra is not None:
-            if not Path(extra).is_dir():
-                raise UsageError(f"--config-dir {extra}: not a folder")
-            loader.get_search_path().prepend("command-line", f"file://{Path(extra).resolve()}")
-            loader.repository.initialize_sources(loader.get_search_path())
-        yield Composer(loader)
+    before = Singleton.get_state()
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
+            loader = GlobalHydra.instance().config_loader()
+            if extra is not None:
+                if not Path(extra).is_dir():
+                    raise UsageError(f"--config-dir {extra}: not a folder")
+                loader.get_search_path().prepend("command-line", f"file://{Path(extra).resolve()}")
+                loader.repository.initialize_sources(loader.get_search_path())  # type: ignore[attr-defined]
+            yield Composer(loader)
+    finally:
+        Singleton.set_state(before)
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -80,7 +84,10 @@ def status(arguments: argparse.Namespace) -> int:
     """Print the state of every run of a sweep, from its files alone."""
     for run in run_folders(Path(arguments.folder)):
         current = state(run, load_config(run).train.max_steps)
-        print(f"{run}  {current.word}  step {current.step}/{current.max_steps}" + (f"  {current.error}" if current.error else ""))
+        print(
+            f"{run}  {current.word}  step {current.step}/{current.max_steps}"
+            + (f"  {current.error}" if current.error else "")
+        )
     return EXIT_DONE
 
 
@@ -104,7 +111,9 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="ablate", description="Runs are started by: python -m ablate.run --help")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     sub = commands.add_parser("plan", help="what a command or sweep file would run, and what is wrong with it")
-    sub.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="as for python -m ablate.run, or a file of sweeps/")
+    sub.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="as for python -m ablate.run, or a file of sweeps/"
+    )
     sub.add_argument("--config-dir", help="a folder with own levels")
     sub.set_defaults(command=plan)
     sub = commands.add_parser("select", help="the table behind each reported step")

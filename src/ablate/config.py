@@ -49,7 +49,7 @@ class Objective(Section):
 
 
 class Task(Section):
-    """Prompts and verifier. `train_size` prompts make one epoch; the first `heldout_size` held-out ones are evaluated."""
+    """Prompts and verifier: `train_size` prompts make one epoch, `heldout_size` others are never trained on."""
 
     name: str
     train_size: Count
@@ -120,7 +120,10 @@ class Optim(Section):
 
 
 class Train(Section):
-    """The loop. Each rollout step draws `prompts_per_step` x `group_size` sequences and does `passes` x `mini_batches` updates."""
+    """A rollout step draws `prompts_per_step` x `group_size` sequences and does `passes` x `mini_batches` updates.
+
+    `max_skipped_in_a_row` updates with a non-finite loss or gradient, one after the other, end the run.
+    """
 
     max_steps: Count
     prompts_per_step: Count
@@ -131,7 +134,7 @@ class Train(Section):
 
 
 class Evaluation(Section):
-    """Held-out evaluation: greedy pass@1 on `prompts` prompts at step 0, every `interval` rollout steps and at the end."""
+    """Greedy pass@1 on `prompts` held-out prompts: at step 0, every `interval` rollout steps and at the end."""
 
     interval: Count
     prompts: Count
@@ -343,7 +346,8 @@ def _check_together(c: Config) -> None:
         )
     if t.prompts_per_step > c.task.train_size:
         raise UsageError(
-            f"train.prompts_per_step={t.prompts_per_step}: the task has only task.train_size={c.task.train_size} prompts"
+            f"train.prompts_per_step={t.prompts_per_step}: the task has only "
+            f"task.train_size={c.task.train_size} prompts"
         )
     if c.eval.prompts > c.task.heldout_size:
         raise UsageError(
@@ -351,6 +355,10 @@ def _check_together(c: Config) -> None:
         )
     if c.select.cap is not None and c.select.cap > t.max_steps:
         raise UsageError(f"select.cap={c.select.cap}: beyond train.max_steps={t.max_steps}")
+    if c.kl.name == "none" and c.kl.kl_coef > 0:  # type: ignore[attr-defined]
+        raise UsageError(
+            f"kl.kl_coef={c.kl.kl_coef}: kl=none has no term to weigh; use kl=k2 or k3"  # type: ignore[attr-defined]
+        )
     if c.kl.name == "k1" and c.kl.place == "loss":  # type: ignore[attr-defined]
         raise UsageError(
             "kl.name=k1 kl.place=loss: as a loss its gradient is free of the reference and zero in expectation "

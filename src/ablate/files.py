@@ -49,7 +49,9 @@ def write_text(path: Path, text: str) -> None:
         fsync_folder(path.parent)
     except OSError as error:
         beside.unlink(missing_ok=True) if beside.parent.is_dir() else None
-        raise UsageError(f"{path}: cannot be written ({error.strerror}); free space or choose another output=") from None
+        raise UsageError(
+            f"{path}: cannot be written ({error.strerror}); free space or choose another output="
+        ) from None
 
 
 def write_json(path: Path, value: Any) -> None:

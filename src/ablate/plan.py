@@ -117,9 +117,7 @@ def pilot_plan(plan: Plan, steps: int) -> Plan:
     return replace(plan, name=f"{plan.name}/pilot", seeds=plan.seeds[:1], runs=runs)
 
 
-def _seeds(
-    swept: Sequence[Any] | None, of_sweep: Sequence[int], base: int, fixed: Sequence[str]
-) -> tuple[int, ...]:
+def _seeds(swept: Sequence[Any] | None, of_sweep: Sequence[int], base: int, fixed: Sequence[str]) -> tuple[int, ...]:
     """The command line's seeds, else the sweep file's, else the one of the base; each once, in the order given."""
     if swept is None and any(o.startswith("seed=") for o in fixed):
         return (base,)
@@ -193,6 +191,7 @@ def _default_name(varying: Sequence[str], digest: str) -> str:
 def safe_name(text: str, limit: int = 80) -> str:
     """A folder name that needs no quoting: letters, digits and `._+=,-`; what was changed or cut gets a hash."""
     name = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", text).lstrip(".-")
-    if name == text and len(name) <= limit:
+    if name == text and 0 < len(name) <= limit:
         return name
-    return f"{name[: limit - 7]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    mark = hashlib.sha256(text.encode()).hexdigest()[:6]
+    return f"{name[: limit - 7]}-{mark}" if name else mark

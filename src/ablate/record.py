@@ -1,9 +1,9 @@
 """The record of a run: append-only JSON lines, rollouts as parquet, lineage. Our files are the truth. Imports no torch.
 
-    metrics.jsonl    one row per (attempt, rollout_step), the same keys in every row; step 0 holds the evaluation only
-    attempts.jsonl   one row when an attempt starts and one when it ends
-    rollouts/        one parquet file per checkpoint interval, written with the checkpoint
-    done.json        last written; without it the run has work left
+metrics.jsonl    one row per (attempt, rollout_step), the same keys in every row; step 0 holds the evaluation only
+attempts.jsonl   one row when an attempt starts and one when it ends
+rollouts/        one parquet file per checkpoint interval, written with the checkpoint
+done.json        last written; without it the run has work left
 """
 
 from __future__ import annotations

@@ -70,5 +70,5 @@ def _shapes(base: Path) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for path in sorted(base.glob("*.safetensors")):
         with safe_open(path, framework="numpy") as weights:
-            found |= {name: list(weights.get_slice(name).get_shape()) for name in weights.keys()}
+            found |= {name: list(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118 (no dict)
     return found

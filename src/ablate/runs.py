@@ -70,7 +70,9 @@ def freeze(run: Run, folder: Path) -> None:
     """
     digest = folder / "digest"
     if digest.is_file() and digest.read_text().strip() != run.digest:
-        raise UsageError(f"{folder}: holds another run (digest {digest.read_text().strip()}); choose another sweep.name=")
+        raise UsageError(
+            f"{folder}: holds another run (digest {digest.read_text().strip()}); choose another sweep.name="
+        )
     files.write_text(folder / "config.yaml", yaml.safe_dump(run.config.tree(), sort_keys=False))
     files.write_text(digest, run.digest + "\n")
 

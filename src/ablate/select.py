@@ -52,7 +52,13 @@ def curve(rows: Iterable[Row]) -> dict[int, float]:
 
 
 def select(
-    rewards: Mapping[int, float], exported: Iterable[int], heldout: Mapping[int, float], *, span: int, interval: int, cap: int
+    rewards: Mapping[int, float],
+    exported: Iterable[int],
+    heldout: Mapping[int, float],
+    *,
+    span: int,
+    interval: int,
+    cap: int,
 ) -> Selection:
     """Pick the reported step from `rewards` by rollout step and the steps with exported weights."""
     steps = sorted(rewards)

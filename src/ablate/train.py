@@ -12,6 +12,7 @@ How it differs from textbook GRPO:
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -36,9 +37,9 @@ from ablate.engine.model import Policy, load_policy
 from ablate.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WORK_LEFT, UsageError
 from ablate.objective import metrics
 from ablate.objective.loss import bind_advantage
+from ablate.resume import refuse_untrainable
 from ablate.rollout.native import NativeSampler
 from ablate.rollout.types import Request, Rollout, Sampling
-from ablate.resume import refuse_untrainable
 from ablate.runs import load_config
 from ablate.task.base import Prompt, Task, epoch_of, make_task, train_prompts
 from ablate.update import Updater
@@ -201,16 +202,14 @@ def _draw(run: _Run, requests: Sequence[Request], sampling: Sampling) -> list[Ro
 
 
 def _score(task: Task, rollouts: Sequence[Rollout], prompts: Sequence[Prompt]) -> list[Rollout]:
-    """Rewards by the task's verifier. What is not a finite number is an infrastructure failure: named and excluded."""
+    """Rewards by the task's verifier; what is not a finite number is an infrastructure failure: excluded, and said."""
     by_id = {p.id: p for p in prompts}
-    scored = []
-    for r in rollouts:
-        reward = task.verify(by_id[r.prompt_id], r.text)
-        if reward is None or reward != reward or reward in (float("inf"), float("-inf")):
-            print(f"reward {reward} for prompt {r.prompt_id} sample {r.sample}: excluded", file=sys.stderr, flush=True)
-            reward = None
-        scored.append(replace(r, reward=reward))
-    return scored
+    rewards = [task.verify(by_id[r.prompt_id], r.text) for r in rollouts]
+    usable = [x if x is not None and math.isfinite(x) else None for x in rewards]
+    failed = sorted({r.prompt_id for r, x in zip(rollouts, usable, strict=True) if x is None})
+    if failed:
+        print(f"no finite reward for responses to prompts {failed[:8]}: excluded", file=sys.stderr, flush=True)
+    return [replace(r, reward=x) for r, x in zip(rollouts, usable, strict=True)]
 
 
 _NOT_EVALUATED: dict[str, Any] = {"heldout/greedy": None, "heldout/prompts": None}

@@ -15,12 +15,24 @@ from torch import Tensor
 
 from ablate.batch import StepBatch, micro_batches, mini_batches
 from ablate.config import Config
-from ablate.engine.deepspeed import Engine, Reference
+from ablate.engine.deepspeed import Engine, Reference, StepResult
 from ablate.engine.model import Batch as Inputs
 from ablate.engine.model import collate
 from ablate.errors import UsageError
 from ablate.objective import metrics
-from ablate.objective.loss import Tokens, Weights, bind_objective, bind_reduction, per_token, reduce, reward_penalty, weigh
+from ablate.objective.loss import (
+    Tokens,
+    Weights,
+    bind_objective,
+    bind_reduction,
+    per_token,
+    reduce,
+    reward_penalty,
+    weigh,
+)
+
+# rows of the batch, and their log-probabilities and entropies [b,T] without gradient
+_Part = tuple[list[int], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -84,12 +96,21 @@ class Updater:
     def _score(self, batch: StepBatch, policy: Engine | Reference) -> Float[Tensor, "B T"]:
         """Log-probabilities of all sequences under frozen weights, on every rank."""
         out = torch.full_like(batch.rollout_logprobs, torch.nan)
-        split = self._split(range(len(batch.rollouts)))
-        temperature = self._config.rollout.temperature
-        parts = [(rows, policy.score(self._inputs(batch, rows), temperature)[0].cpu()) for rows in split]
-        for rows, logprobs in self._collect(parts):
+        for rows, (logprobs, _) in self._collect(self._score_parts(batch, range(len(batch.rollouts)), policy)):
             out[rows] = logprobs
         return out
+
+    def _score_parts(
+        self, batch: StepBatch, index: Sequence[int], policy: Engine | Reference | None = None
+    ) -> list[_Part]:
+        """This rank's share of a forward without gradient."""
+        scored = []
+        for rows in self._split(index):
+            logprobs, entropy = (policy or self._engine).score(
+                self._inputs(batch, rows), self._config.rollout.temperature
+            )
+            scored.append((rows, (logprobs.cpu(), entropy.cpu())))
+        return scored
 
     def _split(self, rows: Sequence[int]) -> list[list[int]]:
         engine = self._engine
@@ -98,7 +119,7 @@ class Updater:
     def _inputs(self, batch: StepBatch, rows: Sequence[int]) -> Inputs:
         return collate([batch.rollouts[i] for i in rows], self._pad_id, batch.drawn.shape[1])
 
-    def _collect(self, parts: Sequence[tuple[list[int], Any]]) -> list[tuple[list[int], Any]]:
+    def _collect(self, parts: Sequence[_Part]) -> list[_Part]:
         """The parts of all ranks, empty ones left out."""
         return [part for share in self._engine.all_gather(list(parts)) for part in share if part[0]]
 
@@ -107,11 +128,35 @@ class Updater:
     ) -> dict[str, Any]:
         """One optimizer step over the sequences `index`; fills `shared.start` where this is their first forward."""
         weights = self._weights(batch, advantages, index, shared)
+        # momentum would move the weights even so; every rank sees the same weights and decides alike
+        idle = not bool(weights.policy.any() or weights.penalty.any())
+        parts = self._score_parts(batch, index) if idle else self._backward(batch, advantages, index, shared, weights)
+        result = None if idle else self._engine.step()
+        self._count(result)
+        return {
+            "global_step": self.global_step,
+            **self._metrics(batch, advantages, index, shared, parts, weights),
+            "optim/grad_norm": result.grad_norm if result else 0.0,
+            "optim/lr": result.lr if result else 0.0,
+            "optim/skipped": result.skipped if result else False,
+            "optim/idle": idle,
+        }
+
+    def _backward(
+        self,
+        batch: StepBatch,
+        advantages: Float[Tensor, " B"],
+        index: list[int],
+        shared: StepLogprobs,
+        weights: Weights,
+    ) -> list[_Part]:
+        """Forward and backward of this rank's micro-batches: the gradient of the mini-batch's plain sum."""
         place = {row: k for k, row in enumerate(index)}
-        parts: list[tuple[list[int], tuple[Tensor, Tensor]]] = []
+        parts: list[_Part] = []
         split = self._split(index)
         for k, rows in enumerate(split):
             logprobs, entropy = self._engine.forward(self._inputs(batch, rows), self._config.rollout.temperature)
+            logprobs, entropy = logprobs.cpu(), entropy.cpu()
             if rows:
                 _fill(shared.start, rows, logprobs)
                 terms = per_token(self._objective, self._tokens(batch, advantages, rows, shared, logprobs, entropy))
@@ -121,13 +166,7 @@ class Updater:
                 loss = 0.0 * logprobs.sum()
             self._engine.backward(loss, last=k == len(split) - 1)
             parts.append((rows, (logprobs.detach(), entropy.detach())))
-        result = self._engine.step()
-        self._count(result.skipped)
-        return {
-            "global_step": self.global_step,
-            **self._metrics(batch, advantages, index, shared, parts, weights),
-            "optim/grad_norm": result.grad_norm, "optim/lr": result.lr, "optim/skipped": result.skipped,
-        }  # fmt: skip
+        return parts
 
     def _weights(
         self, batch: StepBatch, advantages: Float[Tensor, " B"], index: list[int], shared: StepLogprobs
@@ -154,7 +193,13 @@ class Updater:
         return shared.start if self._config.objective.old_logprobs == "trainer" else batch.rollout_logprobs
 
     def _tokens(
-        self, batch: StepBatch, advantages: Tensor, rows: Sequence[int], shared: StepLogprobs, logprobs: Tensor, entropy: Tensor
+        self,
+        batch: StepBatch,
+        advantages: Tensor,
+        rows: Sequence[int],
+        shared: StepLogprobs,
+        logprobs: Tensor,
+        entropy: Tensor,
     ) -> Tokens:
         at = torch.tensor(rows)
         mask = batch.loss_mask[at]
@@ -168,9 +213,9 @@ class Updater:
             entropy=entropy,
         )
 
-    def _count(self, skipped: bool) -> None:
+    def _count(self, result: StepResult | None) -> None:
         self.global_step += 1
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if result and result.skipped else 0
         most = self._config.train.max_skipped_in_a_row
         if self._skipped_in_a_row >= most:
             raise UsageError(
@@ -184,7 +229,7 @@ class Updater:
         advantages: Float[Tensor, " B"],
         index: list[int],
         shared: StepLogprobs,
-        parts: list[tuple[list[int], tuple[Tensor, Tensor]]],
+        parts: list[_Part],
         weights: Weights,
     ) -> dict[str, float]:
         """Metrics of the whole mini-batch, from all ranks' tokens: the same numbers for every split."""
@@ -203,7 +248,7 @@ class Updater:
             **metrics.clip_metrics(terms.surrogate, mask),
             **metrics.tis_metrics(terms.tis_weight, mask),
             **metrics.reduction_metrics(weights.policy, mask, advantages[at]),
-            **metrics.term_metrics(None if shared.reference is None else terms.kl, tokens.entropy, mask),
+            **metrics.term_metrics(terms.kl, tokens.entropy, mask),
         }
 
 

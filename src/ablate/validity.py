@@ -53,7 +53,9 @@ def inert_clip(plan: Plan) -> Iterator[Finding]:
             continue
         updates = c.updates_per_step
         if updates == 1:
-            text = "one update per rollout step: ratio is 1, so all surrogates give the same gradient; set train.passes=2"
+            text = (
+                "one update per rollout step: ratio is 1, so all surrogates give the same gradient; set train.passes=2"
+            )
             yield Finding("inert-clip", "refuse", text, _where(pair))
         else:
             text = f"clip can act in {updates - 1} of the {updates} updates of every rollout step"
@@ -144,5 +146,3 @@ def check_plan(plan: Plan) -> list[Finding]:
 def refusals(findings: list[Finding]) -> list[Finding]:
     """Those that stop the plan."""
     return [f for f in findings if f.severity == "refuse" and not f.allowed]
-
-

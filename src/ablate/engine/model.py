@@ -1,6 +1,6 @@
 """The policy as the trainer sees it: token log-probabilities and entropies of responses, never [B,T,V] logits.
 
-Axes: B sequences, S padded sequence length, T response positions, N = B*T, H hidden size, V vocabulary rows.
+Axes: B sequences, R distinct sequences (rows), S padded sequence length, T response positions, N = R*T, H hidden size, V vocabulary rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 _CHUNK_TOKENS = 256
 _CHUNK_LOGITS = 1 << 22
@@ -32,15 +33,20 @@ class HasTokens(Protocol):
 
 
 class Batch(NamedTuple):
-    """Right-padded token ids, and where each response token is predicted.
+    """Right-padded token ids, where each response token is predicted, and which sequence lies in which row.
 
-    Example: prompt (4, 5, 13) and response (5, 4, 1) of width 4 give input_ids [4, 5, 13, 5, 4] (the last response token
-    is never an input), gather_index [2, 3, 4, 0] and targets [5, 4, 1, 0]; the last position is padding to be masked.
+    Equal sequences share a row: samples of one prompt often agree, more so as the policy learns, and a row costs the
+    same however many sequences read it.
+
+    Example: prompt (4, 5, 13) and response (5, 4, 1), drawn twice, of width 4 give input_ids [[4, 5, 13, 5, 4]] (the last
+    response token is never an input), gather_index [[2, 3, 4, 0]], targets [[5, 4, 1, 0]] and row [0, 0]; the last
+    position is padding to be masked.
     """
 
-    input_ids: Int[Tensor, "B S"]
-    gather_index: Int[Tensor, "B T"]
-    targets: Int[Tensor, "B T"]
+    input_ids: Int[Tensor, "R S"]
+    gather_index: Int[Tensor, "R T"]
+    targets: Int[Tensor, "R T"]
+    row: Int[Tensor, " B"]
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`."""
@@ -50,28 +56,26 @@ class Batch(NamedTuple):
 def collate(rollouts: Sequence[HasTokens], pad_id: int, width: int) -> Batch:
     """Lay rollouts out as rows, responses in `width` positions.
 
-    No rollouts give one row of padding, so that a rank without work still takes part in every collective forward; its
-    weights must be 0.
+    No rollouts give one sequence of padding, so that a rank without work still takes part in every collective forward;
+    its weights must be 0.
 
     Raises:
         ValueError: a response longer than `width`, or an empty prompt.
     """
-    if not rollouts:
-        row = torch.full((1, 1), pad_id)
-        return Batch(row, torch.zeros(1, width, dtype=torch.long), torch.full((1, width), pad_id))
-    sizes = [(len(r.prompt_ids), len(r.response_ids)) for r in rollouts]
-    if min(size[0] for size in sizes) == 0 or max(size[1] for size in sizes) > width:
-        raise ValueError(f"prompts must have a token and responses at most {width}, got (prompt, response) {sizes}")
-    input_ids = np.full((len(rollouts), max(1, max(p + r - 1 for p, r in sizes))), pad_id, dtype=np.int64)
-    gather_index = np.zeros((len(rollouts), width), dtype=np.int64)
-    targets = np.full((len(rollouts), width), pad_id, dtype=np.int64)
-    for row, (rollout, (prompt, response)) in enumerate(zip(rollouts, sizes, strict=True)):
-        tokens = rollout.prompt_ids + rollout.response_ids
-        kept = prompt + response - 1 if response else prompt
-        input_ids[row, : min(kept, input_ids.shape[1])] = tokens[: min(kept, input_ids.shape[1])]
-        gather_index[row, :response] = np.arange(prompt - 1, prompt - 1 + response)
-        targets[row, :response] = rollout.response_ids
-    return Batch(torch.from_numpy(input_ids), torch.from_numpy(gather_index), torch.from_numpy(targets))
+    pairs = [(r.prompt_ids, r.response_ids) for r in rollouts] or [((pad_id,), ())]
+    unique = {pair: row for row, pair in enumerate(dict.fromkeys(pairs))}
+    if any(not prompt or len(response) > width for prompt, response in unique):
+        raise ValueError(f"a prompt needs a token and a response may have {width}: {[(len(p), len(r)) for p, r in pairs]}")
+    inputs = [(prompt + response)[: max(len(prompt), len(prompt) + len(response) - 1)] for prompt, response in unique]
+    input_ids = np.full((len(unique), max(map(len, inputs))), pad_id, dtype=np.int64)
+    gather_index = np.zeros((len(unique), width), dtype=np.int64)
+    targets = np.full((len(unique), width), pad_id, dtype=np.int64)
+    for row, (prompt, response) in enumerate(unique):
+        input_ids[row, : len(inputs[row])] = inputs[row]
+        gather_index[row, : len(response)] = np.arange(len(prompt) - 1, len(prompt) - 1 + len(response))
+        targets[row, : len(response)] = response
+    rows = np.array([unique[pair] for pair in pairs], dtype=np.int64)
+    return Batch(*map(torch.from_numpy, (input_ids, gather_index, targets, rows)))
 
 
 class Policy(nn.Module):
@@ -92,9 +96,10 @@ class Policy(nn.Module):
 
     def forward(
         self,
-        input_ids: Int[Tensor, "B S"],
-        gather_index: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
+        input_ids: Int[Tensor, "R S"],
+        gather_index: Int[Tensor, "R T"],
+        targets: Int[Tensor, "R T"],
+        row: Int[Tensor, " B"],
         temperature: float,
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Log-probability of each target and entropy of its distribution at `temperature`, fp32; 0 is scored as 1.
@@ -105,7 +110,7 @@ class Policy(nn.Module):
         hidden = self.lm.model(input_ids=input_ids, use_cache=False).last_hidden_state
         at = hidden.gather(1, gather_index[..., None].expand(-1, -1, hidden.shape[-1]))
         logprobs, entropy = self.lm.lm_head(at.flatten(0, 1), targets.flatten(), temperature or 1.0)
-        return logprobs.view(targets.shape), entropy.view(targets.shape)
+        return logprobs.view(targets.shape)[row], entropy.view(targets.shape)[row]
 
 
 class LogProbHead(nn.Module):
@@ -175,5 +180,6 @@ def _grad_logits(logprobs: Tensor, targets: Tensor, grad_logprobs: Tensor, grad_
 
 def load_policy(folder: Path, vocab_size: int, attention: str) -> Policy:
     """The policy saved in `folder`, weights in fp32; `attention` is a transformers attention implementation."""
+    transformers_logging.disable_progress_bar()
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     return Policy(lm, vocab_size)

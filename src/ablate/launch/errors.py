@@ -18,7 +18,9 @@ def one_line(error: BaseException) -> str | None:
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         return None
     text = str(error)
-    if missing := re.search(r"Could not find '([^']+)/([^']+)'.*?Available options in '[^']+':(.*?)(?:\n\w|\Z)", text, re.S):
+    if missing := re.search(
+        r"Could not find '([^']+)/([^']+)'.*?Available options in '[^']+':(.*?)(?:\n\w|\Z)", text, re.S
+    ):
         group, name, options = missing.groups()
         return f"{group}={name}: no such level; {nearest(name, options.split())}"
     if key := re.search(r"Could not override '([^']+)'", text):
@@ -28,7 +30,9 @@ def one_line(error: BaseException) -> str | None:
     if group := re.search(r"Could not override '?([\w/@.]+)'?.*No match in the defaults list", text, re.S):
         return f"{group[1]}: unknown group or key; {_nearest_key(group[1])}"
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: not an override; write key=value or key=a,b (quote special characters: 'key=\"a b\"')"
+        return (
+            f"{error.override}: not an override; write key=value or key=a,b (quote special characters: 'key=\"a b\"')"
+        )
     first = [line.strip() for line in text.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(first)) + _quote_hint(text)
 

@@ -30,7 +30,6 @@ from ablate.report.tables import print_sweep
 from ablate.resume import refuse_misfit
 from ablate.runs import freeze, plan_folder, state
 
-
 _GRACE_SECONDS = 10.0
 
 
@@ -103,7 +102,9 @@ def _fork_server(plan: Plan) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     context = multiprocessing.get_context("forkserver")
     # every fork runs the main module again: with its imports done, that costs nothing
-    context.set_forkserver_preload(["hydra", "ablate.compose", "ablate.helptext", "ablate.launch.errors", "ablate.train"])
+    context.set_forkserver_preload(
+        ["hydra", "ablate.compose", "ablate.helptext", "ablate.launch.errors", "ablate.train"]
+    )
     return context
 
 
@@ -126,7 +127,9 @@ def _close(group: _Group) -> None:
         return
     how = f"killed by {signal.Signals(-codes[0]).name}" if codes[0] < 0 else f"ended with exit code {codes[0]}"
     rows = record.read_metrics(group.folder)
-    record.end_attempt(group.folder, group.attempt, "failed", int(rows[-1]["step"]) if rows else 0, f"the process {how}")
+    record.end_attempt(
+        group.folder, group.attempt, "failed", int(rows[-1]["step"]) if rows else 0, f"the process {how}"
+    )
 
 
 def _end_broken(live: list[_Group]) -> None:

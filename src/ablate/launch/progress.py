@@ -82,7 +82,16 @@ class Progress:
         if first and current.step > first[0]:
             rate = (current.step - first[0]) / max(now - first[1], 1e-9)
         eta = (current.max_steps - current.step) / rate if rate else None
-        return Line(run.arm, run.seed, current.step, current.max_steps, average[-1] if average else None, rate, eta, current.word)
+        return Line(
+            run.arm,
+            run.seed,
+            current.step,
+            current.max_steps,
+            average[-1] if average else None,
+            rate,
+            eta,
+            current.word,
+        )
 
     def _print_changed(self, lines: list[Line]) -> None:
         for line in lines:
@@ -119,6 +128,12 @@ def _table(title: str, lines: list[Line]) -> Table:
     for line in lines:
         step = f"{line.step}/{line.max_steps}"
         table.add_row(
-            line.arm, str(line.seed), step, _number(line.ema, ".3f"), _number(line.rate, ".2f"), _duration(line.eta), line.word
+            line.arm,
+            str(line.seed),
+            step,
+            _number(line.ema, ".3f"),
+            _number(line.rate, ".2f"),
+            _duration(line.eta),
+            line.word,
         )
     return table

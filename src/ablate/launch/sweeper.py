@@ -38,7 +38,10 @@ def checked_plan(composer: Composer, arguments: list[str]) -> Plan:
     if refused:
         lines = "\n".join(finding_lines(refused))
         ids = ",".join(dict.fromkeys(f.id for f in refused))
-        raise UsageError(f"this plan cannot answer its question; nothing was launched\n{lines}\n(to run it all the same: validity.allow=[{ids}])")
+        raise UsageError(
+            f"this plan cannot answer its question; nothing was launched\n{lines}\n"
+            f"(to run it all the same: 'validity.allow=[{ids}]')"
+        )
     return plan
 
 

@@ -25,9 +25,7 @@ from ablate.objective.tensors import Groups, group_statistics
 _EPS = 1e-6
 
 
-def grpo(
-    rewards: Float[Tensor, " B"], prompts: Int[Tensor, " B"], included: Bool[Tensor, " B"]
-) -> Float[Tensor, " B"]:
+def grpo(rewards: Float[Tensor, " B"], prompts: Int[Tensor, " B"], included: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
     """(R - mean) / (std + 1e-6), std with n - 1: all prompts get credit of one size. arXiv:2402.03300."""
     centred, groups, _ = _centred(rewards, prompts, included)
     squares = torch.zeros_like(groups.mean).index_add(0, groups.row, centred * centred)
@@ -42,9 +40,7 @@ def grpo_no_std(
     return _centred(rewards, prompts, included)[0].to(rewards.dtype)
 
 
-def rloo(
-    rewards: Float[Tensor, " B"], prompts: Int[Tensor, " B"], included: Bool[Tensor, " B"]
-) -> Float[Tensor, " B"]:
+def rloo(rewards: Float[Tensor, " B"], prompts: Int[Tensor, " B"], included: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
     """n / (n - 1) * (R - mean), which is R minus the mean of the OTHERS: unbiased. arXiv:2402.14740.
 
     With groups of one size it is `grpo_no_std` times a constant.

@@ -108,9 +108,7 @@ class Weights(NamedTuple):
         return Weights(self.policy[index], self.penalty[index])
 
 
-def usable_mask(
-    loss_mask: Bool[Tensor, "B T"], rollout_logprobs: Float[Tensor, "B T"]
-) -> Bool[Tensor, "B T"]:
+def usable_mask(loss_mask: Bool[Tensor, "B T"], rollout_logprobs: Float[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     """The loss mask without tokens whose rollout log-probability is missing (NaN or infinite).
 
     Applied before any denominator and under every level of `tis`, `off` included: else arms would differ in
@@ -206,9 +204,7 @@ def bind_objective(
     if place not in ("loss", "reward"):
         raise ValueError(f"kl.place={place}: valid: loss, reward")
     if name == "k1" and place == "loss":
-        raise ValueError(
-            "kl k1 in the loss has a gradient free of the reference; use place: reward, k2 or k3"
-        )
+        raise ValueError("kl k1 in the loss has a gradient free of the reference; use place: reward, k2 or k3")
     if name == "none" and coef > 0:
         raise ValueError(f"kl none with kl_coef={coef} does nothing; use k2, k3, k1_in_reward or kl_coef 0")
     return Objective(

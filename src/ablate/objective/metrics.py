@@ -156,9 +156,7 @@ def reward_metrics(
             "reward/std": _std(values),
             "reward/min": low,
             "reward/max": high,
-            "reward/groups_effective": (group_statistics(rewards, prompts, usable).spread > 0)
-            .double()
-            .mean(),
+            "reward/groups_effective": (group_statistics(rewards, prompts, usable).spread > 0).double().mean(),
             "reward/excluded": excluded.sum(),
             "reward/excluded_share": excluded.mean(),
         }

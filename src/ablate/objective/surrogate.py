@@ -143,9 +143,7 @@ def sapo(
     return _unclipped(-credit * torch.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau)
 
 
-def _clipped(
-    ratio: Float[Tensor, "B T"], credit: Float[Tensor, "B T"], clip_low: float, clip_high: float
-) -> Surrogate:
+def _clipped(ratio: Float[Tensor, "B T"], credit: Float[Tensor, "B T"], clip_low: float, clip_high: float) -> Surrogate:
     """PPO's pessimistic bound; `credit` is 0 on masked tokens, which keeps them out of the flags as well."""
     low, high = 1.0 - clip_low, 1.0 + clip_high
     loss = -torch.minimum(ratio * credit, ratio.clamp(low, high) * credit)

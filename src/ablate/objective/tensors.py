@@ -50,9 +50,7 @@ def group_index(prompts: Int[Tensor, " B"]) -> tuple[Int[Tensor, " B"], int]:
     return index, unique.numel()
 
 
-def group_statistics(
-    values: Float[Tensor, " B"], prompts: Int[Tensor, " B"], included: Bool[Tensor, " B"]
-) -> Groups:
+def group_statistics(values: Float[Tensor, " B"], prompts: Int[Tensor, " B"], included: Bool[Tensor, " B"]) -> Groups:
     """Count, mean and max - min of the included values of each group, in float64; values left out may be NaN.
 
     An empty group has mean 0 and spread 0. A spread up to NO_SPREAD, give or take the rounding of the values

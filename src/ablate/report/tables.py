@@ -121,7 +121,9 @@ def _print_unfinished(out: Console, plan: Plan, folder: Path) -> None:
         current: State = state(folder / run.folder, run.config.train.max_steps)
         if current.word == "failed":
             error = f": {current.error}" if current.error else ""
-            out.print(f"failed {run.folder} at step {current.step}{error}; log and traceback: {current.log}", markup=False)
+            out.print(
+                f"failed {run.folder} at step {current.step}{error}; log and traceback: {current.log}", markup=False
+            )
         elif current.word != "done":
             out.print(f"{current.word} {run.folder} at step {current.step}/{current.max_steps}", markup=False)
 
@@ -140,7 +142,8 @@ def next_command(plan: Plan, folder: Path) -> str:
 
 def plan_table(plan: Plan, limit: int = 60) -> Table:
     """The runs of a plan and what differs between them."""
-    title = f"{plan.name}: {_count(len(plan.arms), 'arm')} x {_count(len(plan.seeds), 'seed')} = {_count(len(plan.runs), 'run')}"
+    size = f"{_count(len(plan.arms), 'arm')} x {_count(len(plan.seeds), 'seed')} = {_count(len(plan.runs), 'run')}"
+    title = f"{plan.name}: {size}"
     table = Table(title=title)
     arms = list(plan.arms.items())
     keys = sorted(plan.factors)
@@ -169,7 +172,11 @@ def _cell(run: Run, key: str) -> str:
     level = str(run.levels[key])
     if key not in FACTORS:
         return level
-    detail = {k: v for k, v in getattr(run.config, key).model_dump().items() if k not in ("name", "renormalize", "scope", "place")}
+    detail = {
+        k: v
+        for k, v in getattr(run.config, key).model_dump().items()
+        if k not in ("name", "renormalize", "scope", "place")
+    }
     numbers = " ".join(f"{k}={v}" for k, v in detail.items() if v is not None)
     return f"{level} ({numbers})" if numbers else level
 

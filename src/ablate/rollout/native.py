@@ -17,7 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging as transformers_logging
 
+from ablate.errors import UsageError
 from ablate.rollout.noise import uniforms
 from ablate.rollout.types import FinishReason, Request, Rollout, Sampling
 from ablate.task.base import Task
@@ -41,6 +43,7 @@ class NativeSampler:
         self._rounding = torch.bfloat16 if precision == "bf16" else torch.float32
         self._dtype = torch.float32 if self._device.type == "cpu" else self._rounding
         self._max_batch = max_batch
+        transformers_logging.disable_progress_bar()
         # eager: on a CPU three times faster than the fused kernel at one query per step
         self._lm = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager" if self._device.type == "cpu" else "sdpa"
@@ -182,7 +185,13 @@ class _State:
 def draw(
     logits: Float[Tensor, "B V"], uniform: Float[Tensor, " B"], sampling: Sampling
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    """One token per row by inversion of the distribution at `uniform` (float64), and its log-probability."""
+    """One token per row by inversion of the distribution at `uniform` (float64), and its log-probability.
+
+    Raises:
+        UsageError: the policy has diverged: there are no finite probabilities to draw from.
+    """
+    if not bool(logits.isfinite().all()):
+        raise UsageError("the policy has diverged: its logits are not finite; lower optim.lr or set optim.grad_clip")
     if sampling.temperature == 0:
         token = logits.argmax(dim=-1)
         return token, _at(torch.log_softmax(logits, dim=-1), token)
