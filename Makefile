@@ -15,6 +15,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 # One thread: two on a busy two-core machine make the small tensors of the default many times slower.
+# Two workers, a file at a time: module fixtures hold whole sweeps.
+PYTEST := -m pytest -n 2 --dist loadfile
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help env demo test test-slow test-all lint types check format dist bench clean distclean
@@ -30,19 +32,20 @@ demo: $(READY) ## train 4 arms (clip x tis) of the default on this machine, and 
 
 test: $(READY) ## run the fast tests
 	@echo "== test: everything but the slow and the GPU tests"
-	$(RUN) $(PY) -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	$(RUN) $(PY) $(PYTEST) -m "not slow and not gpu" $(PYTEST_ARGS)
 
 test-slow: $(READY) ## run the slow tests: they train, launch and resume
 	@echo "== test-slow: the tests that train, launch and resume"
-	$(RUN) $(PY) -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+	$(RUN) $(PY) $(PYTEST) -m "slow and not gpu" $(PYTEST_ARGS)
 
 test-all: $(READY) ## run all tests; those that need a missing device or program skip
 	@echo "== test-all: every test"
-	$(RUN) $(PY) -m pytest $(PYTEST_ARGS)
+	$(RUN) $(PY) $(PYTEST) $(PYTEST_ARGS)
 
-lint: $(READY) ## check style with ruff
+lint: $(READY) ## check style and layout with ruff
 	@echo "== lint: ruff"
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 
 types: $(READY) ## check types with mypy
 	@echo "== types: mypy"
@@ -50,9 +53,10 @@ types: $(READY) ## check types with mypy
 
 check: lint types test ## lint, types and the fast tests
 
-format: $(READY) ## sort imports and mend what ruff safely can
+format: $(READY) ## lay out the code and mend what ruff safely can
 	@echo "== format: ruff"
 	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
 
 dist: $(READY) ## build the sdist and the wheel into dist/
 	@echo "== dist: sdist and wheel"

@@ -27,7 +27,7 @@ class Settings:
     updates: int = 2
     max_response_len: int = 6
     temperature: float = 1.0
-    learning_rate: float = 5e-4
+    learning_rate: float = 2e-4
     grad_clip: float = 1.0
     clip: float = 0.2
     seed: int = 0

@@ -59,6 +59,7 @@ def trainer_config(options: argparse.Namespace) -> Any:
         gradient_accumulation_steps=1,
         num_generations=want.samples,
         num_iterations=want.updates,
+        shuffle_dataset=False,  # prompts.jsonl is in the order in which our side draws: same prompts in every round
         max_completion_length=want.max_response_len,
         temperature=want.temperature,
         top_p=1.0,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.singleton import Singleton
 
 from ablate.cli import main
+from ablate.run import main as main_run
 
 MISTAKES = [
     (["clip=symm,asym"], "clip=symm: no such level; did you mean sym?"),
@@ -28,16 +32,44 @@ MISTAKES = [
 ]
 
 
+@pytest.fixture
+def hydra_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable:
+    """`python -m ablate.run` in this process: Hydra's own main and all that it calls."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["ablate.run", *arguments])
+        before = Singleton.get_state()
+        GlobalHydra.instance().clear()
+        with pytest.raises(SystemExit) as ended:
+            main_run()
+        Singleton.set_state(before)
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize("full", ["", "1"], ids=["", "HYDRA_FULL_ERROR"])
 @pytest.mark.parametrize(("arguments", "said"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
-def test_a_mistake_is_one_line(command: Callable, tmp_path: Path, arguments: list[str], said: str) -> None:
-    for full in ("", "1"):
-        done = command("ablate.run", "-m", *arguments, **({"HYDRA_FULL_ERROR": full} if full else {}))
-        assert done.returncode == 1, done.stderr
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
-        assert len([line for line in done.stderr.splitlines() if line.startswith("ablate:")]) == 1
-    assert not (tmp_path / "outputs").exists()
-    assert not (tmp_path / "multirun").exists()
+def test_a_mistake_is_one_line(
+    hydra_run: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], said: str, full: str
+) -> None:
+    if full:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", full)
+    code, error = hydra_run("-m", *arguments)
+    assert code == 1, error
+    assert said in error
+    assert len([line for line in error.splitlines() if line.startswith("ablate:")]) == 1
+    assert [p.name for p in tmp_path.iterdir()] == []
+
+
+def test_a_mistake_in_a_process_of_its_own_leaves_no_traceback(command: Callable, tmp_path: Path) -> None:
+    for environment in ({}, {"HYDRA_FULL_ERROR": "1"}):
+        done = command("ablate.run", "-m", "clip=symm,asym", **environment)
+        assert done.returncode == 1
+        assert done.stderr.startswith("ablate: clip=symm: no such level; did you mean sym?")
+        assert len(done.stderr.splitlines()) == 1
+    assert [p.name for p in tmp_path.iterdir()] == []
 
 
 def test_an_output_that_cannot_be_written(command: Callable, tmp_path: Path) -> None:
@@ -73,6 +105,14 @@ def test_cfg_job_shows_the_resolved_config(command: Callable) -> None:
     done = command("ablate.run", "--cfg", "job", "clip=asym")
     assert "clip_high: 0.28" in done.stdout
     assert "ablate_help" not in done.stdout
+
+
+def test_flags_and_overrides_come_in_any_order(hydra_run: Callable, tmp_path: Path) -> None:
+    (tmp_path / "own" / "clip").mkdir(parents=True)
+    (tmp_path / "own" / "clip" / "wide.yaml").write_text("name: clip\nclip_low: 0.4\nclip_high: 0.4\n")
+    code, error = hydra_run("clip=sym,wide", "--config-dir", "own", "train.passes=1", "-m")
+    assert (code, "inert-clip" in error) == (1, True)
+    assert hydra_run("clip=sym", "--no-such-flag")[0] == 1
 
 
 def test_one_run_needs_no_multirun_flag(command: Callable) -> None:

@@ -47,9 +47,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("train")
 
 
+ARMS = """
+arms:
+  whole: {rollout.precision: fp32}
+  split: {rollout.precision: fp32, engine.micro_batch_size: 5}
+  early: {rollout.precision: fp32, tis.renormalize: true}
+  k2: {kl: k2}
+  k3: {kl: k3}
+  k1: {kl: k1_in_reward}
+"""
+
+
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Path:
-    return finished(folder, "whole", "rollout.precision=fp32")
+def arms(folder: Path) -> dict[str, Path]:
+    """Six short runs of one sweep, by arm."""
+    (folder / "own" / "sweep").mkdir(parents=True)
+    (folder / "own" / "sweep" / "variants.yaml").write_text(ARMS)
+    finished(folder, "variants", "+sweep=variants", "--config-dir", "own", "validity.allow=[inert-tis]")
+    return {run.parent.name: run for run in (folder / "outputs" / "variants").glob("*/seed=0")}
+
+
+@pytest.fixture(scope="module")
+def whole(arms: dict[str, Path]) -> Path:
+    return arms["whole"]
 
 
 def test_an_export_scores_as_the_trainer_did(whole: Path) -> None:
@@ -83,34 +103,32 @@ def test_two_ranks_train_what_one_trains(folder: Path, whole: Path) -> None:
     assert (two / "logs" / "attempt-1.rank1.log").is_file()
 
 
-def test_micro_batches_do_not_change_the_loss(folder: Path, whole: Path) -> None:
-    split = finished(folder, "split", "rollout.precision=fp32", "engine.micro_batch_size=5")
-    a, b = read_metrics(whole)[1], read_metrics(split)[1]
+def test_micro_batches_do_not_change_the_loss(arms: dict[str, Path]) -> None:
+    a, b = read_metrics(arms["whole"])[1], read_metrics(arms["split"])[1]
     for x, y in zip(a["updates"], b["updates"], strict=True):
         for key in ("loss/total", "optim/grad_norm", "entropy/mean"):
             assert x[key] == pytest.approx(y[key], rel=1e-5, abs=1e-7), key
 
 
-def test_old_log_probabilities_known_early_change_nothing(folder: Path, whole: Path) -> None:
+def test_old_log_probabilities_known_early_change_nothing(arms: dict[str, Path]) -> None:
     """`renormalize` makes the trainer score all rollouts before the first update instead of during it."""
-    early = finished(folder, "early", "rollout.precision=fp32", "tis.renormalize=true")
-    for a, b in zip(read_metrics(whole)[1:], read_metrics(early)[1:], strict=True):
+    for a, b in zip(read_metrics(arms["whole"])[1:], read_metrics(arms["early"])[1:], strict=True):
         assert [u["optim/grad_norm"] for u in a["updates"]] == pytest.approx(
             [u["optim/grad_norm"] for u in b["updates"]], rel=1e-4
         )
 
 
-@pytest.mark.parametrize("level", ["k2", "k3", "k1_in_reward"])
-def test_a_kl_level_has_a_reference_and_starts_from_it(folder: Path, level: str) -> None:
-    run = finished(folder, f"kl-{level}", f"kl={level}", "train.max_steps=2")
-    first, second = read_metrics(run)[1:]
+@pytest.mark.parametrize("level", ["k1", "k2", "k3"])
+def test_a_kl_level_has_a_reference_and_starts_from_it(arms: dict[str, Path], level: str) -> None:
+    first, second = read_metrics(arms[level])[1:3]
     # before the first update the policy is its own reference
     assert first["updates"][0]["kl/mean"] == pytest.approx(0.0, abs=1e-6)
     assert abs(second["updates"][1]["kl/mean"]) > 1e-5
 
 
 def comparable(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if k not in ("attempt", "job", "time") and not k.startswith("time/")}
+    machine = ("time/", "memory/")
+    return {k: v for k, v in row.items() if k not in ("attempt", "job", "time") and not k.startswith(machine)}
 
 
 def test_a_killed_run_goes_on_to_the_same_numbers(folder: Path, whole: Path) -> None:

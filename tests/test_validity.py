@@ -43,7 +43,7 @@ def test_a_plan_that_cannot_answer_is_refused_unless_allowed(
         checked_plan(composer, arguments)
     assert f"validity.allow=[{id_}]" in str(caught.value)
     plan = checked_plan(composer, [*arguments, f"validity.allow=[{id_}]"])
-    assert [f.allowed for f in check_plan(plan) if f.id == id_][0]
+    assert next(f.allowed for f in check_plan(plan) if f.id == id_)
 
 
 def test_the_seeds_own_comparison_is_refused(composer: Composer) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import platform
 import subprocess
 from functools import cache
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ def code_version() -> dict[str, Any]:
 
 
 def name_clash() -> str | None:
-    """A line to print when another distribution also provides the import name `ablate`, else None."""
-    others = sorted(set(packages_distributions().get("ablate", [])) - {"ablate-grpo"})
-    if not others:
+    """A line to print when the public distribution `ablate`, which has our import name, is installed too, else None."""
+    other = _version("ablate")
+    if other is None:
         return None
-    return f"another installed distribution also imports as 'ablate' ({', '.join(others)}): uninstall one of the two"
+    return f"the distribution ablate {other} has the same import name as ablate-grpo: pip uninstall one of the two"

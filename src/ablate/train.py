@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -268,6 +269,8 @@ def _about_step(run: _Run, prompts: Sequence[Prompt]) -> dict[str, Any]:
         "global_step": run.updater.global_step,
         "epoch": epoch_of(run.task, max(run.step, 1), c.train.prompts_per_step),
         "policy_version": run.step - 1,
+        "memory/host_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "memory/device_peak_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         "prompts_hash": record.hash_ids(p.id for p in prompts),
     }
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from ablate.batch import StepBatch, micro_batches, mini_batches
 from ablate.config import Config
 from ablate.engine.deepspeed import Engine, Reference, StepResult
-from ablate.engine.model import Batch as Inputs
-from ablate.engine.model import collate
+from ablate.engine.model import Inputs, collate
 from ablate.errors import UsageError
 from ablate.objective import metrics
 from ablate.objective.loss import (

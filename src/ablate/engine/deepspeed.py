@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import pickle
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from ablate.config import Engine as EngineConfig
 from ablate.config import Optim as OptimConfig
-from ablate.engine.model import Batch, Policy
+from ablate.engine.model import Inputs, Policy
 
 _SYNC_GROUP_ELEMENTS = 1 << 27
 _DESCRIPTION = "engine.json"
@@ -71,8 +72,11 @@ class Engine:
             weight_decay=optim.weight_decay,
         )
         _mark_leaves(policy)
-        self._deepspeed, *_ = deepspeed.initialize(model=policy, optimizer=adamw, config=_config(engine, optim.grad_clip))
+        config = _config(engine, optim.grad_clip)
+        self._deepspeed, *_ = deepspeed.initialize(model=policy, optimizer=adamw, config=config)
         self._deepspeed.checkpoint_engine = _DurableCheckpointEngine()
+        # DeepSpeed would drop its conversion scripts beside every checkpoint; exports make them needless
+        self._deepspeed._copy_recovery_script = lambda save_path: None
         self._policy = policy
 
     @classmethod
@@ -109,12 +113,12 @@ class Engine:
         """Updates tried so far, skipped ones included; kept by checkpoints."""
         return int(self._deepspeed.global_steps)
 
-    def forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Inputs, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [B,T], fp32, with gradient; follow with `backward`."""
         logprobs, entropy = self._deepspeed(*batch.to(self.device), temperature)
         return logprobs, entropy
 
-    def score(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+    def score(self, batch: Inputs, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [B,T], fp32, without gradient."""
         with torch.no_grad():
             return self.forward(batch, temperature)
@@ -122,8 +126,9 @@ class Engine:
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the gradient of `loss`, this rank's and micro-batch's share of the update's sum.
 
-        `last` marks the update's last micro-batch: all ranks must pass the same number of micro-batches, empty ones with
-        weights 0. A loss that is not finite makes the whole update's gradient NaN, so that `step` skips it everywhere.
+        `last` marks the update's last micro-batch: all ranks must pass the same number of micro-batches, empty ones
+        with weights 0. A loss that is not finite makes the whole update's gradient NaN, so that `step` skips it
+        everywhere.
         """
         self._deepspeed.set_gradient_accumulation_boundary(last)
         poison = torch.where(loss.isfinite(), 1.0, math.nan)
@@ -173,7 +178,12 @@ class Engine:
         difference = _difference(folder, self._describe())
         if difference is not None:
             raise CheckpointMismatch(f"{folder}: {difference}")
-        self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
+        try:
+            found, _ = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
+        except (OSError, EOFError, RuntimeError, KeyError, ValueError, AssertionError, pickle.UnpicklingError) as error:
+            raise CheckpointMismatch(f"{folder}: not a whole checkpoint ({type(error).__name__}: {error})") from error
+        if found is None:
+            raise CheckpointMismatch(f"{folder}: not a whole checkpoint (the model's file is missing)")
 
     def all_gather(self, value: Any) -> list[Any]:
         """Every rank's picklable `value`, by rank."""
@@ -205,7 +215,7 @@ class Reference:
         _mark_leaves(policy)
         self._deepspeed, *_ = deepspeed.initialize(model=policy, config=_config(engine, 0.0))
 
-    def score(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+    def score(self, batch: Inputs, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [B,T], fp32, without gradient; on all ranks together."""
         with torch.no_grad():
             logprobs, entropy = self._deepspeed(*batch.to(torch.device(self._deepspeed.device)), temperature)
@@ -235,7 +245,7 @@ def init_distributed() -> None:
 
 
 def assert_scaling(engine: EngineConfig) -> None:
-    """Train-free check, on a probe of one weight vector, that the gradient is the plain sum over ranks and micro-batches.
+    """Check on a probe of one weight vector that the gradient is the plain sum over ranks and micro-batches.
 
     Raises:
         ScalingError: it is not; nothing has been trained yet.
@@ -254,8 +264,8 @@ def assert_scaling(engine: EngineConfig) -> None:
     wrapped.destroy()
     if not torch.allclose(found, expected, rtol=1e-2 if engine.precision == "bf16" else 1e-5):
         raise ScalingError(
-            f"DeepSpeed {deepspeed.__version__} gives a gradient of {(found / expected).tolist()} times the plain sum on "
-            f"{world_size} ranks: the adapter in {__name__} does not fit this version"
+            f"DeepSpeed {deepspeed.__version__} gives a gradient of {(found / expected).tolist()} times the plain sum "
+            f"on {world_size} ranks: the adapter in {__name__} does not fit this version"
         )
 
 
@@ -270,8 +280,8 @@ def _config(engine: EngineConfig, grad_clip: float) -> dict[str, Any]:
             "stage": 3,
             "overlap_comm": False,
             "stage3_param_persistence_threshold": engine.persistence_threshold,
-            # DeepSpeed's own linear layer keeps no gathered weight alive for the backward pass; one rank holds it anyway
-            # and is faster, in the sampler too, without that process-wide replacement
+            # DeepSpeed's own linear layer keeps no gathered weight alive for the backward pass; one rank holds it
+            # anyway and is faster, in the sampler too, without that process-wide replacement
             "memory_efficient_linear": torch.distributed.get_world_size() > 1,
         },
         "steps_per_print": None,
@@ -292,7 +302,7 @@ def _mark_leaves(policy: Policy) -> None:
 
 
 class _DurableCheckpointEngine(TorchCheckpointEngine):
-    """Saves through a file object and syncs it: a full disk is then an OSError with its number, and a rename is safe."""
+    """Saves through a file object and syncs it: a full disk is then an OSError with its number, a rename is safe."""
 
     def save(self, state_dict: Any, path: str) -> None:
         with open(path, "wb") as stream:
@@ -316,7 +326,7 @@ def _groups(named: Iterator[tuple[str, nn.Parameter]]) -> Iterator[list[tuple[st
 
 def _gathered_copies(group: list[tuple[str, nn.Parameter]]) -> list[tuple[str, Tensor]]:
     # gathering a parameter that is whole already would shard it again on leaving
-    sharded = [p for _, p in group if p.ds_status is not ZeroParamStatus.AVAILABLE]
+    sharded = [p for _, p in group if getattr(p, "ds_status", None) is not ZeroParamStatus.AVAILABLE]
     with deepspeed.zero.GatheredParameters(sharded, enabled=bool(sharded)):
         return [(name, p.detach().to(torch.float32, copy=True)) for name, p in group]
 

@@ -1,6 +1,7 @@
 """The policy as the trainer sees it: token log-probabilities and entropies of responses, never [B,T,V] logits.
 
-Axes: B sequences, R distinct sequences (rows), S padded sequence length, T response positions, N = R*T, H hidden size, V vocabulary rows.
+Axes: B sequences, R distinct sequences (rows), S padded sequence length, T response positions, N = R*T, H hidden size,
+V vocabulary rows.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ class HasTokens(Protocol):
     def response_ids(self) -> tuple[int, ...]: ...
 
 
-class Batch(NamedTuple):
+class Inputs(NamedTuple):
     """Right-padded token ids, where each response token is predicted, and which sequence lies in which row.
 
     Equal sequences share a row: samples of one prompt often agree, more so as the policy learns, and a row costs the
     same however many sequences read it.
 
-    Example: prompt (4, 5, 13) and response (5, 4, 1), drawn twice, of width 4 give input_ids [[4, 5, 13, 5, 4]] (the last
-    response token is never an input), gather_index [[2, 3, 4, 0]], targets [[5, 4, 1, 0]] and row [0, 0]; the last
-    position is padding to be masked.
+    Example: prompt (4, 5, 13) and response (5, 4, 1), drawn twice, of width 4 give input_ids [[4, 5, 13, 5, 4]] (the
+    last response token is never an input), gather_index [[2, 3, 4, 0]], targets [[5, 4, 1, 0]] and row [0, 0]; the
+    last position is padding to be masked.
     """
 
     input_ids: Int[Tensor, "R S"]
@@ -48,12 +49,12 @@ class Batch(NamedTuple):
     targets: Int[Tensor, "R T"]
     row: Int[Tensor, " B"]
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> Inputs:
         """The same batch on `device`."""
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
+        return Inputs(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
-def collate(rollouts: Sequence[HasTokens], pad_id: int, width: int) -> Batch:
+def collate(rollouts: Sequence[HasTokens], pad_id: int, width: int) -> Inputs:
     """Lay rollouts out as rows, responses in `width` positions.
 
     No rollouts give one sequence of padding, so that a rank without work still takes part in every collective forward;
@@ -65,7 +66,8 @@ def collate(rollouts: Sequence[HasTokens], pad_id: int, width: int) -> Batch:
     pairs = [(r.prompt_ids, r.response_ids) for r in rollouts] or [((pad_id,), ())]
     unique = {pair: row for row, pair in enumerate(dict.fromkeys(pairs))}
     if any(not prompt or len(response) > width for prompt, response in unique):
-        raise ValueError(f"a prompt needs a token and a response may have {width}: {[(len(p), len(r)) for p, r in pairs]}")
+        lengths = [(len(prompt), len(response)) for prompt, response in unique]
+        raise ValueError(f"a prompt needs a token and a response may have {width}, got (prompt, response) {lengths}")
     inputs = [(prompt + response)[: max(len(prompt), len(prompt) + len(response) - 1)] for prompt, response in unique]
     input_ids = np.full((len(unique), max(map(len, inputs))), pad_id, dtype=np.int64)
     gather_index = np.zeros((len(unique), width), dtype=np.int64)
@@ -75,20 +77,20 @@ def collate(rollouts: Sequence[HasTokens], pad_id: int, width: int) -> Batch:
         gather_index[row, : len(response)] = np.arange(len(prompt) - 1, len(prompt) - 1 + len(response))
         targets[row, : len(response)] = response
     rows = np.array([unique[pair] for pair in pairs], dtype=np.int64)
-    return Batch(*map(torch.from_numpy, (input_ids, gather_index, targets, rows)))
+    return Inputs(*map(torch.from_numpy, (input_ids, gather_index, targets, rows)))
 
 
 class Policy(nn.Module):
     """A causal language model that scores given responses.
 
-    `lm` keeps its Hugging Face parameter names. `vocab_size` counts the tokenizer's tokens; rows of the head past it are
-    padding and have probability 0 here as in the sampler.
+    `lm` keeps its Hugging Face parameter names. `vocab_size` counts the tokenizer's tokens; rows of the head past it
+    are padding and have probability 0 here as in the sampler.
     """
 
     def __init__(self, lm: PreTrainedModel, vocab_size: int) -> None:
         super().__init__()
         if getattr(lm.lm_head, "bias", None) is not None:
-            raise ValueError(f"{type(lm).__name__} has a bias in its head, which the log-probability head does not apply")
+            raise ValueError(f"{type(lm).__name__} has a bias in its head, which the chunked head does not apply")
         if not 0 < vocab_size <= lm.config.vocab_size:
             raise ValueError(f"the tokenizer has {vocab_size} tokens, the model {lm.config.vocab_size} rows")
         self.lm = lm
@@ -131,7 +133,7 @@ class LogProbHead(nn.Module):
 
 class _HeadLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, vocab_size: int
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, targets)

@@ -18,6 +18,14 @@ from ablate.runs import write_plan
 from ablate.validity import check_plan, refusals
 
 
+class SweepEnded(Exception):
+    """A sweep was carried out; `code` is what the process is to end with."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
 class PlanLauncher(Protocol):
     """What carries out a plan; returns the sweep's exit code."""
 
@@ -55,7 +63,11 @@ class PlanningSweeper:
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Carry out one command line; ends the process with the sweep's exit code."""
+        """Carry out one command line.
+
+        Raises:
+            SweepEnded: always, with the sweep's exit code: Hydra has no other way to return one.
+        """
         plan = checked_plan(self._composer, arguments)
         for line in plan.merged:
             print(line, file=sys.stderr)
@@ -64,4 +76,4 @@ class PlanningSweeper:
         for run in plan.arms.values():
             refuse_untrainable(run.config)
         write_plan(plan)
-        raise SystemExit(self._launcher.launch_plan(plan))
+        raise SweepEnded(self._launcher.launch_plan(plan))

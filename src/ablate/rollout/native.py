@@ -30,14 +30,14 @@ Precision = Literal["bf16", "fp32"]
 class NativeSampler:
     """Draws responses from its own copy of the policy.
 
-    On a GPU, `bf16` is bf16 throughout. On a CPU, whose bf16 products are emulated and 20 times slower, `bf16` rounds the
-    weights and computes in fp32: the sampler still differs from an fp32 trainer by the rounding of every weight.
+    On a GPU, `bf16` is bf16 throughout. On a CPU, whose bf16 products are emulated and 20 times slower, `bf16` rounds
+    the weights and computes in fp32: the sampler still differs from an fp32 trainer by the rounding of every weight.
     """
 
     def __init__(
         self, folder: Path, task: Task, precision: Precision, device: str = "cpu", max_batch: int = 512
     ) -> None:
-        """Copy the weights in `folder` (version 0). `max_batch` sequences are sampled at once; results do not depend on it."""
+        """Copy the weights in `folder` (version 0). `max_batch` sequences are sampled at once, with equal results."""
         self._task = task
         self._device = torch.device(device)
         self._rounding = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -73,7 +73,8 @@ class NativeSampler:
                 self._parameters[name].copy_(tensor.to(self._rounding))
                 missing.discard(name)
         if missing:
-            raise ValueError(f"weights lack {len(missing)} of the sampler's parameters: {', '.join(sorted(missing)[:3])}")
+            first = ", ".join(sorted(missing)[:3])
+            raise ValueError(f"weights lack {len(missing)} of the sampler's parameters: {first}")
         self._version = version
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Rollout]:

@@ -1,4 +1,4 @@
-"""What a task is, and which prompts a rollout step sees: a pure function of (seed, step), so a resume needs no state."""
+"""What a task is, and which prompts a rollout step sees: a function of (seed, step), so a resume needs no state."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ablate.config import Task as TaskConfig
 
+_PLAN_ONLY = ("pymethods2test", "unitsyn_python")
 HELDOUT_ID_OFFSET = 1 << 40
 """Held-out prompt ids start here, so that no id, and no noise stream keyed by it, is shared with training."""
 
@@ -43,14 +44,29 @@ class Task(Protocol):
     tokenizer's tokens: a model may have more rows, and none of those may ever be drawn.
     """
 
-    name: str
-    train_size: int
-    heldout_size: int
-    length_cv: float | None
-    max_prompt_len: int
-    vocab_size: int
-    eos_id: int
-    pad_id: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def train_size(self) -> int: ...
+
+    @property
+    def heldout_size(self) -> int: ...
+
+    @property
+    def length_cv(self) -> float | None: ...
+
+    @property
+    def max_prompt_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_id(self) -> int: ...
+
+    @property
+    def pad_id(self) -> int: ...
 
     def train_prompt(self, i: int) -> Prompt:
         """Train prompt `i` in [0, train_size)."""
@@ -108,9 +124,9 @@ def make_task(config: TaskConfig) -> Task:
             min_digits=2 if config.min_digits is None else config.min_digits,
             max_digits=5 if config.max_digits is None else config.max_digits,
         )
-    if config.name == "pymethods2test":
-        return PlannedTask(config.name, config.train_size, config.heldout_size)  # type: ignore[return-value]
-    raise UsageError(f"task {config.name!r} is unknown; known tasks: reverse, pymethods2test")
+    if config.name in _PLAN_ONLY:
+        return PlannedTask(config.name, config.train_size, config.heldout_size)
+    raise UsageError(f"task {config.name!r} is unknown; known tasks: {', '.join(('reverse', *_PLAN_ONLY))}")
 
 
 def steps_per_epoch(train_size: int, n: int) -> int:

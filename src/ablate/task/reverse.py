@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ablate.errors import UsageError
 from ablate.task.base import HELDOUT_ID_OFFSET, Prompt
@@ -34,10 +34,10 @@ class Reverse:
     min_digits: int = 2
     max_digits: int = 5
 
-    name: ClassVar[str] = "reverse"
-    vocab_size: ClassVar[int] = len(VOCABULARY)
-    eos_id: ClassVar[int] = _ID[EOS]
-    pad_id: ClassVar[int] = _ID[PAD]
+    name: str = field(default="reverse", init=False)
+    vocab_size: int = field(default=len(VOCABULARY), init=False)
+    eos_id: int = field(default=_ID[EOS], init=False)
+    pad_id: int = field(default=_ID[PAD], init=False)
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_digits <= self.max_digits:
