@@ -48,8 +48,9 @@ def plan(arguments: argparse.Namespace) -> int:
     with composer(arguments.config_dir) as source:
         made = make_plan(source, [_as_override(a) for a in arguments.overrides])
     out = console()
-    if made.question:
-        out.print(made.question, markup=False)
+    for said in (made.sweep.question, made.sweep.analysis):
+        if said:
+            out.print(said, markup=False)
     out.print(plan_table(made))
     findings = check_plan(made)
     for line in (*made.merged, *finding_lines(findings)):

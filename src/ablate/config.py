@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ablate.errors import UsageError, nearest
 from ablate.levels import FACTORS, level_schema
+from ablate.objective.bounds import Count, Fraction, NonNegative, Positive
 
-Fraction = Annotated[float, Ge(0), Lt(1)]
 Probability = Annotated[float, Gt(0), Le(1)]
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Count = Annotated[int, Ge(1)]
 Index = Annotated[int, Ge(0)]
 
 

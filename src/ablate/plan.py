@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ablate.compose import Composer, build, replace_value
-from ablate.config import Config, parse, run_digest
+from ablate.config import Config, Sweep, parse, run_digest
 from ablate.errors import UsageError
 
 
@@ -49,13 +49,17 @@ class Plan:
     """
 
     name: str
-    question: str | None
+    sweep: Sweep
     factors: dict[str, tuple[Any, ...]]
     seeds: tuple[int, ...]
     base_digest: str
     overrides: tuple[str, ...]
     runs: tuple[Run, ...]
     merged: tuple[str, ...] = ()
+
+    @property
+    def question(self) -> str | None:
+        return self.sweep.question
 
     @property
     def arms(self) -> dict[str, Run]:
@@ -102,7 +106,7 @@ def make_plan(composer: Composer, arguments: Iterable[str]) -> Plan:
     name = sweep.name or _default_name(varying, digest)
     levels = {key: tuple(dict.fromkeys(arm.levels[key] for arm in arms)) for key in varying}
     runs = tuple(_run(arm, seed) for arm in arms for seed in seeds)
-    return Plan(safe_name(name), sweep.question, levels, seeds, digest, arguments, runs, merged)
+    return Plan(safe_name(name), sweep, levels, seeds, digest, arguments, runs, merged)
 
 
 def pilot_plan(plan: Plan, steps: int) -> Plan:

@@ -13,6 +13,7 @@ from ablate import files
 from ablate.base import base_folder
 from ablate.config import Config
 from ablate.errors import UsageError
+from ablate.task.base import make_task
 
 
 def refuse_untrainable(c: Config) -> None:
@@ -25,10 +26,21 @@ def refuse_untrainable(c: Config) -> None:
         raise UsageError(f"rollout={c.rollout.backend} can be planned but not trained yet; use rollout=native")
     if c.rollout.staleness:
         raise UsageError(f"rollout.staleness={c.rollout.staleness} can be planned but not trained yet; use 0")
+    r = c.rollout
+    if r.max_turn_len is not None:
+        raise UsageError(f"rollout.max_turn_len={r.max_turn_len}: several turns cannot be trained yet; use null")
+    if c.task.reward != "binary":
+        raise UsageError(f"task.reward={c.task.reward} can be planned but not trained here; use task.reward=binary")
     if c.task.name != "reverse":
         raise UsageError(f"task={c.task.name} can be planned but not trained here; use task=reverse")
     if c.cluster.nodes != 1:
         raise UsageError(f"cluster.nodes={c.cluster.nodes}: this launcher has one machine; use cluster=local")
+    longest = make_task(c.task).max_prompt_len + r.max_response_len
+    if r.max_context_len is not None and longest > r.max_context_len:
+        raise UsageError(
+            f"rollout.max_context_len={r.max_context_len}: prompt and response may take {longest} tokens; "
+            f"raise it or lower rollout.max_response_len"
+        )
     base_folder(c.model, c.task, Path(c.output))
 
 

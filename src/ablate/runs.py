@@ -54,6 +54,8 @@ def _merged(old: dict[str, Any] | None, plan: Plan) -> dict[str, Any]:
         "name": plan.name,
         "created": (old or {}).get("created") or files.now(),
         "question": plan.question,
+        "smallest_effect": plan.sweep.smallest_effect,
+        "analysis": plan.sweep.analysis,
         "command": list(plan.overrides),
         "factors": levels,
         "seeds": sorted({r["seed"] for r in runs.values()}),
