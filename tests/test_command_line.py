@@ -29,6 +29,16 @@ MISTAKES = [
     (["+sweep=nothing"], "sweep=nothing: no such level"),
     (["clip"], "clip: not an override; write key=value"),
     (["clip=sym,asym", "train.passes=1"], "this plan cannot answer its question; nothing was launched"),
+    (["task.reward=share_of_tests"], "task.reward=share_of_tests: task=reverse is scored right or wrong"),
+    (["task.min_digits=5", "task.max_digits=2"], "task.min_digits=5: above task.max_digits=2"),
+    (["seed=99999999999999999999999"], "must be a whole number from 0 to 2^63 - 1"),
+    (["seed=0,99999999999999999999999"], "must be a whole number from 0 to 2^63 - 1"),
+    (["clip=[sym,asym]"], "a run has one level; for one run each write clip=sym,asym"),
+    (["output=null"], "must be a folder, such as output=outputs"),
+    (["output=a,b"], "output: holds for the whole sweep and cannot be a factor"),
+    (["hydra/launcher=basic"], "hydra/launcher=basic: cannot carry out a plan; use local"),
+    (["hydra.mode=RUN"], "every command goes through ablate's own sweeper"),
+    (["sweep=clip_x_tis"], "a sweep file is run by +sweep=NAME"),
 ]
 
 
@@ -56,7 +66,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     if full:
         monkeypatch.setenv("HYDRA_FULL_ERROR", full)
-    code, error = hydra_run("-m", *arguments)
+    code, error = hydra_run(*(("-m",) if "hydra.mode=RUN" not in arguments else ()), *arguments)
     assert code == 1, error
     assert said in error
     assert len([line for line in error.splitlines() if line.startswith("ablate:")]) == 1
@@ -76,7 +86,8 @@ def test_an_output_that_cannot_be_written(command: Callable, tmp_path: Path) -> 
     (tmp_path / "outputs").write_text("a file where a folder should be")
     done = command("ablate.run", "-m", "train.max_steps=1")
     assert done.returncode == 1
-    assert "plan.json: cannot be written" in done.stderr
+    assert "outputs/single-" in done.stderr
+    assert "cannot be written (Not a directory); free space or choose another output=" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -134,6 +145,69 @@ def test_plan_of_the_published_series_shows_what_differs_and_is_refused(capsys: 
     assert "12 arms x 1 seed = 12 runs" in out
     assert "optim.lr=1.6e-05" in out
     assert "unequal-caps" in out
+
+
+def test_cfg_job_takes_the_flag_for_several_runs_too(command: Callable) -> None:
+    assert "clip_high: 0.28" in command("ablate.run", "-m", "--cfg", "job", "clip=asym").stdout
+    done = command("ablate.run", "--cfg", "job", "clip=sym,asym")
+    assert (done.returncode, done.stderr) == (1, "ablate: --cfg shows one run: give every key one value\n")
+
+
+def test_broken_yaml_is_one_line(hydra_run: Callable, tmp_path: Path) -> None:
+    (tmp_path / "own" / "clip").mkdir(parents=True)
+    (tmp_path / "own" / "clip" / "wide.yaml").write_text("name: clip\n  clip_low: [0.4\n")
+    code, error = hydra_run("--config-dir", "own", "clip=wide")
+    assert (code, len(error.splitlines())) == (1, 1)
+    assert "not YAML" in error
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"runs": [{"x": 1}]}', "{", ""])
+@pytest.mark.parametrize("verb", ["select", "status"])
+def test_a_damaged_plan_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, verb: str, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    assert main([verb, str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert (len(error.splitlines()), "plan.json" in error) == (1, True)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a: [1"])
+def test_a_damaged_config_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "digest").write_text("0123456789abcdef\n")
+    (tmp_path / "config.yaml").write_bytes(content)
+    assert main(["status", str(tmp_path)]) == 1
+    assert "config.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["bogus"], [], ["select"]])
+def test_usage_mistakes_are_one_line_and_not_some_failed(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(arguments) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_file_of_sweeps_elsewhere_is_not_mistaken_for_ours(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["plan", str(tmp_path / "clip_x_tis.yaml")]) == 1
+    assert "not there" in capsys.readouterr().err
+    (tmp_path / "clip_x_tis.yaml").write_text("factors: {}\n")
+    assert main(["plan", str(tmp_path / "clip_x_tis.yaml")]) == 1
+    assert "--config-dir FOLDER +sweep=clip_x_tis" in capsys.readouterr().err
+
+
+def test_a_preset_shows_what_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "preset=symclip"]) == 0
+    out = capsys.readouterr().out
+    assert "differs from the default in:" in out
+    assert "optim.lr=8e-06" in out
+    assert "optim.eps" not in out
+
+
+def test_help_lists_own_levels(command: Callable, tmp_path: Path) -> None:
+    (tmp_path / "own" / "clip").mkdir(parents=True)
+    (tmp_path / "own" / "clip" / "wide.yaml").write_text("# wide open\nname: none\n")
+    assert "wide open" in command("ablate.run", "--help", "--config-dir", "own").stdout
 
 
 def test_a_folder_that_is_no_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ MODULES = [
     "ablate.runs", "ablate.resume", "ablate.select", "ablate.files", "ablate.code", "ablate.base", "ablate.task.base",
     "ablate.task.reverse", "ablate.rollout.types", "ablate.launch.local", "ablate.launch.sweeper",
     "ablate.launch.progress", "ablate.launch.worker", "ablate.report.tables", "hydra_plugins.ablate.sweepers",
-    "hydra_plugins.ablate.launchers",
+    "hydra_plugins.ablate.launchers", "ablate.mirror", "ablate.sync", "ablate.wandb_view", "ablate.stats",
+    "ablate.stats.coverage", "ablate.resample", "ablate.selection_study", "ablate.validity.record_checks",
+    "ablate.report.frames", "ablate.report.figures", "ablate.report.document",
 ]  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def test_rollouts_read_back_as_written(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     row = {
         "step": 3, "prompt_id": 5, "sample": 1, "prompt_ids": [4, 5], "response_ids": [7, 1], "logprobs": [-0.5, -0.25],
-        "response": "3", "reward": None, "advantage": 0.5, "finish_reason": "stop", "policy_version": 2,
+        "prompt": "3=", "response": "3", "reward": None, "advantage": 0.5, "finish_reason": "stop", "policy_version": 2,
     }  # fmt: skip
     record.write_rollouts(tmp_path, 1, 10, [row, {**row, "sample": 2, "reward": 1.0}])
     read = pq.read_table(tmp_path / "rollouts" / "000001-000010.parquet").to_pylist()

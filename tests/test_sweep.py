@@ -7,6 +7,8 @@ import os
 import pty
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -200,6 +202,35 @@ def test_a_pilot_runs_a_few_steps_of_every_arm_apart(folder: Path, sweep: Path) 
         (f"clip={clip},tis={tis}", 1) for clip in ("sym", "asym") for tis in ("on", "off")
     ]
     assert not (sweep / "clip=sym,tis=on" / "seed=1").exists()
+    for word in ("pilot: for planning, not for answers", "s/step", "peak MiB (host)", "sd over steps"):
+        assert word in done.stdout
+    assert "next: python -m ablate.run clip=sym,asym tis=on,off" in done.stdout
+    assert "launch.pilot" not in done.stdout.split("next:")[1]
+    # another length replaces it
+    assert run(folder, *GRID, "launch.pilot=2").returncode == 0
+    assert {json.loads((r / "done.json").read_text())["last_step"] for r in runs(pilot)} == {2}
+
+
+def test_a_launcher_that_is_killed_leaves_no_run_unwatched_and_a_second_one_changes_nothing(folder: Path) -> None:
+    arguments = ["-m", "tis=on", "sweep.name=orphan", *SHORT, "train.max_steps=2000"]
+    process = subprocess.Popen([sys.executable, "-m", "ablate.run", *arguments], cwd=folder, stderr=subprocess.DEVNULL)
+    target = folder / "outputs/orphan/tis=on/seed=0"
+    _wait_for(lambda: len(read_lines(target / "metrics.jsonl").rows) > 2)
+    before = (folder / "outputs/orphan/plan.json").read_text()
+    second = run(folder, *arguments[:1], "tis=on,off", *arguments[2:])
+    assert second.returncode == 1
+    assert "sweep orphan is held by process" in second.stderr
+    assert (folder / "outputs/orphan/plan.json").read_text() == before
+    process.kill()
+    _wait_for(lambda: not (target / "lock").exists())
+    assert attempts(target)[-1]["outcome"] == "stopped"
+
+
+def _wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_starts(folder: Path, sweep: Path) -> None:

@@ -65,8 +65,15 @@ class Composer:
             if override.is_sweep_override():
                 swept[override.get_key_element()] = self._choices(override)
             else:
+                self._refuse_list(override)
                 fixed.append(str(override.input_line))
         return Overrides(tuple(fixed), swept)
+
+    def _refuse_list(self, override: Override) -> None:
+        key, value = override.get_key_element(), override.value()
+        if isinstance(value, list) and self.options(key):
+            levels = ",".join(map(str, value))
+            raise UsageError(f"{override.input_line}: a run has one level; for one run each write {key}={levels}")
 
     def _parser(self) -> OverridesParser:
         return OverridesParser.create(config_loader=self._loader)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from ablate.errors import UsageError, nearest
 from ablate.levels import FACTORS, level_schema
@@ -191,14 +191,24 @@ class Cluster(Section):
     cores_per_rank: Count
 
 
+class Wandb(Section):
+    """Where results are also shown, beside the records: by a process of its own, never by the trainer."""
+
+    mode: Literal["disabled", "offline", "online"]
+    project: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    entity: str | None
+    tags: tuple[Annotated[str, StringConstraints(min_length=1, max_length=64)], ...]
+
+
 SECTIONS: dict[str, type[Section]] = {
     "objective": Objective, "task": Task, "model": Model, "rollout": Rollout, "engine": Engine, "optim": Optim,
     "train": Train, "eval": Evaluation, "checkpoint": Checkpoint, "export": Export, "select": Select,
     "validity": Validity, "sweep": Sweep, "launch": Launch, "cluster": Cluster,
+    "wandb": Wandb,
 }  # fmt: skip
 
 # What does not change what is trained: resources, selection, logging and where things lie. Not part of the identity.
-_NOT_IDENTITY = frozenset({"checkpoint", "select", "validity", "sweep", "launch", "cluster"})
+_NOT_IDENTITY = frozenset({"checkpoint", "select", "validity", "sweep", "launch", "cluster", "wandb"})
 
 
 @dataclass(frozen=True)
@@ -227,6 +237,7 @@ class Config:
     sweep: Sweep
     launch: Launch
     cluster: Cluster
+    wandb: Wandb
 
     @property
     def max_response_len(self) -> int:
@@ -292,14 +303,20 @@ def parse(tree: Mapping[str, Any]) -> Config:
         if key not in tree:
             raise UsageError(f"{key}: missing from the configuration")
     parts = {name: section(name, tree[name]) for name in (*FACTORS, *SECTIONS)}
-    config = Config(seed=_integer("seed", tree["seed"]), output=str(tree["output"]), **parts)
+    config = Config(seed=whole_number("seed", tree["seed"]), output=_folder(tree["output"]), **parts)
     _check_together(config)
     return config
 
 
-def _integer(key: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(f"{key}={value}: must be a whole number from 0 on")
+def _folder(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"output={'' if value is None else value}: must be a folder, such as output=outputs")
+    return value
+
+
+def whole_number(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise UsageError(f"{key}={value}: must be a whole number from 0 to 2^63 - 1")
     return value
 
 
@@ -329,13 +346,18 @@ def _explain(name: str, schema: type[BaseModel], error: ValidationError) -> str:
         return f"{key}: unknown key; {nearest(str(fault['loc'][-1]), schema.model_fields)}"
     if fault["type"] == "missing":
         return f"{key}: missing; give it a value"
-    text = fault["msg"].removeprefix("Input should be ").replace("'", "")
+    text = fault["msg"].removeprefix("Input should be ").replace("'", "").replace("tuple", "list")
     return f"{key}={fault['input']}: must be {text}"
 
 
 def _check_together(c: Config) -> None:
     """Contradictions between sections that would only show after the resources are taken."""
     t = c.train
+    low, high = c.task.min_digits, c.task.max_digits
+    if low is not None and high is not None and low > high:
+        raise UsageError(f"task.min_digits={low}: above task.max_digits={high}")
+    if c.task.name == "reverse" and c.task.reward != "binary":
+        raise UsageError(f"task.reward={c.task.reward}: task=reverse is scored right or wrong; use task.reward=binary")
     if t.mini_batches > t.prompts_per_step:
         raise UsageError(
             f"train.mini_batches={t.mini_batches}: a mini-batch holds whole prompts, so at most "
@@ -350,6 +372,8 @@ def _check_together(c: Config) -> None:
         raise UsageError(
             f"eval.prompts={c.eval.prompts}: the task holds out only task.heldout_size={c.task.heldout_size}"
         )
+    if bad := set("/\\#?%:") & set(c.wandb.project):
+        raise UsageError(f"wandb.project={c.wandb.project}: W&B refuses {min(bad)} in a project's name; choose another")
     if c.select.cap is not None and c.select.cap > t.max_steps:
         raise UsageError(f"select.cap={c.select.cap}: beyond train.max_steps={t.max_steps}")
     if c.kl.name == "none" and c.kl.kl_coef > 0:  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import pairwise
 from pathlib import Path
 
 from ablate.compose import config_dir
@@ -30,8 +32,15 @@ def describe(path: Path) -> str:
 
 
 def _levels(group: str) -> list[tuple[str, str]]:
-    folder = config_dir() / group
-    return [(p.stem, describe(p)) for p in sorted(folder.glob("*.yaml"))]
+    found = {p.stem: describe(p) for folder in _folders() for p in (folder / group).glob("*.yaml")}
+    return sorted(found.items())
+
+
+def _folders() -> list[Path]:
+    """conf/, and the folder of own levels that the command line names."""
+    words = sys.argv
+    own = [b for a, b in pairwise(words) if a in ("--config-dir", "-cd")]
+    return [config_dir(), *(Path(folder) for folder in own)]
 
 
 def _group(group: str) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ablate.compose import Composer, build, replace_value
-from ablate.config import Config, Sweep, parse, run_digest
+from ablate.config import Config, Sweep, parse, run_digest, whole_number
 from ablate.errors import UsageError
 
 
@@ -75,6 +75,10 @@ class Plan:
         return self.runs[0].config
 
 
+# sections that say where and how a sweep is run
+_NO_FACTORS = frozenset({"output", "launch", "validity", "sweep", "wandb"})
+
+
 @dataclass(frozen=True)
 class _Arm:
     label: str
@@ -100,6 +104,8 @@ def make_plan(composer: Composer, arguments: Iterable[str]) -> Plan:
     grid = [] if sweep.arms and not factors else [(None, levels) for levels in _grid(factors)]
     wanted = [*grid, *sweep.arms.items()]
     varying = sorted({key for _, changes in wanted for key in changes})
+    if fixed_keys := [key for key in varying if key.split(".")[0] in _NO_FACTORS]:
+        raise UsageError(f"{fixed_keys[0]}: holds for the whole sweep and cannot be a factor; give it one value")
     resolved = [_resolve(composer, fixed, varying, label, changes) for label, changes in wanted]
     arms, merged = _distinct(resolved)
     digest = base.digest(without={*varying, "seed"})
@@ -126,10 +132,7 @@ def _seeds(swept: Sequence[Any] | None, of_sweep: Sequence[int], base: int, fixe
     if swept is None and any(o.startswith("seed=") for o in fixed):
         return (base,)
     seeds = tuple(dict.fromkeys(swept if swept is not None else of_sweep)) or (base,)
-    for seed in seeds:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise UsageError(f"seed={seed}: must be a whole number from 0 on")
-    return seeds
+    return tuple(whole_number("seed", seed) for seed in seeds)
 
 
 def _grid(factors: Mapping[str, Any]) -> Iterable[dict[str, Any]]:

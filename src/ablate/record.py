@@ -81,6 +81,8 @@ def lineage(rows: Iterable[Row]) -> list[Row]:
     """One row per rollout step, in order of steps: the last attempt's, because the kept weights come from it."""
     latest: dict[int, Row] = {}
     for row in rows:
+        if not isinstance(row.get("step"), int) or not isinstance(row.get("attempt"), int):
+            continue
         step = int(row["step"])
         if step not in latest or int(row["attempt"]) >= int(latest[step]["attempt"]):
             latest[step] = row
@@ -130,7 +132,7 @@ def hash_ids(ids: Iterable[int]) -> str:
 
 
 ROLLOUT_COLUMNS = (
-    "step", "prompt_id", "sample", "prompt_ids", "response_ids", "logprobs", "response", "reward",
+    "step", "prompt_id", "sample", "prompt_ids", "response_ids", "logprobs", "prompt", "response", "reward",
     "advantage", "finish_reason", "policy_version",
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ablate.code import name_clash
 from ablate.compose import config_dir
-from ablate.errors import EXIT_REFUSED
+from ablate.errors import EXIT_REFUSED, UsageError
 from ablate.helptext import help_text
 from ablate.launch.errors import one_line
 from ablate.launch.sweeper import SweepEnded
@@ -19,7 +19,8 @@ from ablate.launch.sweeper import SweepEnded
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
 def _app(config: DictConfig) -> None:
-    raise AssertionError("the sweeper carries out every command; Hydra never calls the task function")
+    # only reached when the user has replaced the mode or the sweeper that conf/config.yaml sets
+    raise UsageError("every command goes through ablate's own sweeper; leave hydra.mode and hydra/sweeper as they are")
 
 
 # flags of Hydra that take a value
@@ -43,6 +44,8 @@ def flags_first(arguments: list[str]) -> list[str]:
             flags += [argument, *islice(rest, 1)]
         else:
             (flags if argument.startswith("-") else overrides).append(argument)
+    if {"--cfg", "-c"} & {*flags}:  # Hydra shows the config of one run and refuses -m beside it
+        flags = [flag for flag in flags if flag not in ("-m", "--multirun")]
     return flags + overrides
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ def plan_folder(plan: Plan) -> Path:
     return Path(plan.config.output) / plan.name
 
 
-def write_plan(plan: Plan) -> Path:
+def write_plan(plan: Plan, findings: Sequence[Mapping[str, Any]] = ()) -> Path:
     """Write plan.json, or extend the one that lies there, before anything starts; returns the sweep's folder.
 
     Raises:
@@ -27,15 +29,15 @@ def write_plan(plan: Plan) -> Path:
     """
     folder = plan_folder(plan)
     path = folder / "plan.json"
-    old = files.read_json(path) if path.is_file() else None
+    old = read_plan(folder) if path.is_file() else None
     if old is None and folder.is_dir() and any(p for p in folder.iterdir() if p.name not in ("lock", "pilot")):
         raise UsageError(f"{folder}: holds files that are no sweep; choose another sweep.name= or output=")
-    if old is not None and old["base_digest"] != plan.base_digest:
+    if old is not None and old.get("base_digest") != plan.base_digest:
         raise UsageError(
-            f"{folder}: holds another sweep ({' '.join(old['command']) or 'the default'}), whose base differs; "
+            f"{folder}: holds another sweep ({' '.join(old.get('command', ())) or 'the default'}), whose base differs; "
             f"choose another sweep.name= or remove that folder"
         )
-    files.write_json(path, _merged(old, plan))
+    files.write_json(path, {**_merged(old, plan), "findings": list(findings)})
     return folder
 
 
@@ -64,6 +66,15 @@ def _merged(old: dict[str, Any] | None, plan: Plan) -> dict[str, Any]:
     }
 
 
+def drop_other_pilot(plan: Plan) -> None:
+    """Remove the records of an earlier pilot of other length or settings: a pilot is for planning and is not kept."""
+    folder = plan_folder(plan)
+    if (folder / "plan.json").is_file() and files.holder_of(folder / "lock") is None:
+        known = {r["folder"]: r["digest"] for r in read_plan(folder)["runs"]}
+        if any(known.get(run.folder, run.digest) != run.digest for run in plan.runs):
+            shutil.rmtree(folder)
+
+
 def freeze(run: Run, folder: Path) -> None:
     """Write the run's resolved config and identity; what lies there already must be the same run.
 
@@ -84,9 +95,28 @@ def load_config(folder: Path) -> Config:
     path = folder / "config.yaml"
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UsageError(f"{path}: cannot be read ({error})") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path}: is not a configuration")
     return parse(tree)
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """plan.json of a sweep's folder.
+
+    Raises:
+        UsageError: there is none, or it is no plan.
+    """
+    path = folder / "plan.json"
+    if not path.is_file():
+        raise UsageError(f"{folder}: no sweep (a sweep's folder holds plan.json, written before its first run)")
+    document = files.read_json(path)
+    runs = document.get("runs") if isinstance(document, dict) else None
+    needed = {"folder", "arm", "seed", "levels", "digest"}
+    if not isinstance(runs, list) or not all(isinstance(r, dict) and needed <= r.keys() for r in runs):
+        raise UsageError(f"{path}: is not a plan; move it away, or run the sweep's command again elsewhere (output=)")
+    return dict(document)
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,12 @@ def main(folder: Path) -> int:
     rank = int(os.environ["RANK"])
     if rank != 0:
         return _attempt(folder, 0)
-    with files.locked(folder / "lock", f"run {folder}"):
-        number = record.start_attempt(folder, os.environ.get("SLURM_JOB_ID"))
-        return _attempt(folder, number)
+    try:
+        with files.locked(folder / "lock", f"run {folder}"):
+            return _attempt(folder, record.start_attempt(folder, os.environ.get("SLURM_JOB_ID")))
+    except UsageError as held:
+        print(f"ablate: {held}", file=sys.stderr, flush=True)
+        return EXIT_REFUSED
 
 
 def _attempt(folder: Path, number: int) -> int:
@@ -178,7 +181,7 @@ def _rollout_step(run: _Run) -> None:
     row = {**_about_step(run, prompts), **_rollout_metrics(batch, advantages), **mismatch, "updates": updates}
     row |= _evaluate(run, step) if step % c.eval.interval == 0 or step == c.train.max_steps else _NOT_EVALUATED
     clock.lap("evaluate")
-    run.pending += _rollout_rows(step, batch, advantages.tolist()) if run.writes else []
+    run.pending += _rollout_rows(step, batch, advantages.tolist(), prompts) if run.writes else []
     row["weights_hash"] = _export(run) if step % c.export.interval == 0 else None
     clock.lap("export")
     if run.writes:
@@ -275,11 +278,15 @@ def _about_step(run: _Run, prompts: Sequence[Prompt]) -> dict[str, Any]:
     }
 
 
-def _rollout_rows(step: int, batch: StepBatch, advantages: Sequence[float]) -> list[record.Row]:
+def _rollout_rows(
+    step: int, batch: StepBatch, advantages: Sequence[float], prompts: Sequence[Prompt]
+) -> list[record.Row]:
+    texts = {p.id: p.text for p in prompts}
     return [
         {
             "step": step, "prompt_id": r.prompt_id, "sample": r.sample, "prompt_ids": list(r.prompt_ids),
-            "response_ids": list(r.response_ids), "logprobs": list(r.logprobs), "response": r.text,
+            "response_ids": list(r.response_ids), "logprobs": list(r.logprobs),
+            "prompt": texts[r.prompt_id], "response": r.text,
             "reward": r.reward, "advantage": a, "finish_reason": r.finish_reason, "policy_version": r.policy_version,
         }
         for r, a in zip(batch.rollouts, advantages, strict=True)

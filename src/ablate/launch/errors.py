@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverrideParseException
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -15,6 +16,8 @@ def one_line(error: BaseException) -> str | None:
     """What a user did wrong, or None when the error is ours and deserves its traceback."""
     if isinstance(error, UsageError):
         return str(error)
+    if isinstance(error, yaml.YAMLError):
+        return f"not YAML: {' '.join(str(error).split())}"
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         return None
     text = str(error)
@@ -23,6 +26,10 @@ def one_line(error: BaseException) -> str | None:
     ):
         group, name, options = missing.groups()
         return f"{group}={name}: no such level; {nearest(name, options.split())}"
+    if re.search(r"Could not override 'sweep'", text):
+        return "sweep: a section of keys; a sweep file is run by +sweep=NAME"
+    if "add --multirun" in text:
+        return "--cfg shows one run: give every key one value"
     if key := re.search(r"Could not override '([^']+)'", text):
         return f"{key[1]}: unknown key; {_nearest_key(key[1])}"
     if double := re.search(r"Multiple values for ([\w/]+)\. To override a value use 'override [^:]+: ([^']+)'", text):
@@ -33,8 +40,8 @@ def one_line(error: BaseException) -> str | None:
         return (
             f"{error.override}: not an override; write key=value or key=a,b (quote special characters: 'key=\"a b\"')"
         )
-    first = [line.strip() for line in text.splitlines() if line.strip()]
-    return "; ".join(dict.fromkeys(first)) + _quote_hint(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(lines[:2])) + _quote_hint(text)
 
 
 def _nearest_key(key: str) -> str:

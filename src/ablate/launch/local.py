@@ -9,10 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,12 @@ from ablate.code import code_version
 from ablate.errors import EXIT_ALL_FAILED, EXIT_DONE, EXIT_SOME_FAILED, EXIT_WORK_LEFT
 from ablate.launch.progress import Progress
 from ablate.launch.worker import free_port, log_path, run_rank
+from ablate.mirror import end_mirrors, start_mirror
 from ablate.plan import Plan, Run
 from ablate.report.tables import print_sweep
 from ablate.resume import refuse_misfit
-from ablate.runs import freeze, plan_folder, state
+from ablate.runs import freeze, plan_folder, state, write_plan
+from ablate.validity import check_plan
 
 _GRACE_SECONDS = 10.0
 
@@ -59,9 +63,10 @@ class PlanOnLocalCores:
     def launch_plan(self, plan: Plan) -> int:
         folder = plan_folder(plan)
         with files.locked(folder / "lock", f"sweep {plan.name}"):
-            todo = [r for r in plan.runs if state(folder / r.folder, r.config.train.max_steps).word != "done"]
+            todo = [r for r in plan.runs if _is_to_do(r, folder / r.folder)]
             for run in todo:
                 refuse_misfit(folder / run.folder, run.config)
+            write_plan(plan, [asdict(f) for f in check_plan(plan)])
             for run in todo:
                 freeze(run, folder / run.folder)
                 files.write_json(folder / run.folder / "code.json", code_version())
@@ -74,11 +79,15 @@ class PlanOnLocalCores:
         context = _fork_server(plan)
         slots = _slots(plan)
         waiting, live = list(todo), list[_Group]()
+        mirrors: dict[Path, subprocess.Popen[bytes]] = {}
         progress = Progress(plan, folder, todo, plan.config.launch.progress_seconds)
         with _stop_on_signals() as stop, progress:
             while waiting or live:
                 while waiting and len(live) < slots and not stop:
                     live.append(_start(context, waiting.pop(0), folder))
+                    mirror = start_mirror(live[-1].folder, plan.config.wandb.mode, live[-1].attempt)
+                    if mirror is not None:
+                        mirrors[live[-1].folder] = mirror
                 wait([p.sentinel for g in live for p in g.processes if p.exitcode is None], timeout=0.25)
                 for group in [g for g in live if g.ended()]:
                     live.remove(group)
@@ -88,7 +97,18 @@ class PlanOnLocalCores:
                     waiting.clear()
                     _terminate(live)
                 progress.update()
+            for line in end_mirrors(mirrors):
+                print(f"ablate: {line}", file=sys.stderr)
         return bool(stop)
+
+
+def _is_to_do(run: Run, folder: Path) -> bool:
+    word = state(folder, run.config.train.max_steps).word
+    if word == "running":
+        holder = files.holder_of(folder / "lock") or {}
+        where = f"process {holder.get('pid')} on {holder.get('host')}"
+        print(f"{run.folder}: being trained by {where}; left alone", file=sys.stderr)
+    return word not in ("done", "running")
 
 
 def _slots(plan: Plan) -> int:
@@ -112,7 +132,14 @@ def _start(context: Any, run: Run, folder: Path) -> _Group:
     group = _Group(run, folder / run.folder, record.next_attempt(folder / run.folder))
     ranks, port = run.config.cluster.ranks_per_node, free_port()
     for rank in range(ranks):
-        arguments = (str(group.folder), rank, ranks, port, str(log_path(group.folder, group.attempt, rank)))
+        arguments = (
+            str(group.folder),
+            rank,
+            ranks,
+            port,
+            str(log_path(group.folder, group.attempt, rank)),
+            os.getpid(),
+        )
         process = context.Process(target=run_rank, args=arguments, name=f"{run.folder} rank {rank}")
         process.start()
         group.processes.append(process)

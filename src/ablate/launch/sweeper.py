@@ -14,7 +14,7 @@ from ablate.errors import UsageError
 from ablate.plan import Plan, make_plan, pilot_plan
 from ablate.report.tables import finding_lines
 from ablate.resume import refuse_untrainable
-from ablate.runs import write_plan
+from ablate.runs import drop_other_pilot
 from ablate.validity import check_plan, refusals
 
 
@@ -58,9 +58,14 @@ class PlanningSweeper:
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._composer = Composer(hydra_context.config_loader, config.hydra.job.config_name)
-        self._launcher: Any = Plugins.instance().instantiate_launcher(
+        launcher: Any = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
+        if not hasattr(launcher, "launch_plan"):
+            raise UsageError(
+                f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}: cannot carry out a plan; use local"
+            )
+        self._launcher = launcher
 
     def sweep(self, arguments: list[str]) -> None:
         """Carry out one command line.
@@ -73,7 +78,7 @@ class PlanningSweeper:
             print(line, file=sys.stderr)
         if plan.config.launch.pilot:
             plan = pilot_plan(plan, plan.config.launch.pilot)
+            drop_other_pilot(plan)
         for run in plan.arms.values():
             refuse_untrainable(run.config)
-        write_plan(plan)
         raise SweepEnded(self._launcher.launch_plan(plan))

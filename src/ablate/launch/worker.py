@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -23,7 +25,18 @@ def log_path(run: Path, attempt: int, rank: int) -> Path:
     return run / "logs" / f"attempt-{attempt}{suffix}.log"
 
 
-def run_rank(folder: str, rank: int, world_size: int, port: int, log: str) -> None:
+def _stop_with(launcher: int) -> None:
+    """Ask this process to save and stop when its launcher is gone: a run must not go on that nobody watches."""
+    try:
+        descriptor = os.pidfd_open(launcher)
+    except ProcessLookupError:
+        pass
+    else:
+        select.select([descriptor], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run_rank(folder: str, rank: int, world_size: int, port: int, log: str, launcher: int) -> None:
     """Be rank `rank` of the run in `folder`; ends the process with the run's exit code."""
     # Ctrl-C reaches the whole terminal group; the launcher alone decides and sends SIGTERM
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -32,6 +45,7 @@ def run_rank(folder: str, rank: int, world_size: int, port: int, log: str) -> No
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    threading.Thread(target=_stop_with, args=(launcher,), daemon=True).start()
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )

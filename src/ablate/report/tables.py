@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ablate.config import Config
 from ablate.levels import FACTORS
 from ablate.plan import Plan, Run
 from ablate.record import read_metrics
@@ -105,11 +106,33 @@ def print_sweep(plan: Plan, folder: Path) -> None:
         numbers = [_three(row.ema), _three(row.heldout_start), _three(row.heldout_reported)]
         table.add_row(*levels, row.seeds, row.reported, *numbers, row.checks)
     out.print(table)
+    if plan.config.launch.pilot:
+        out.print(pilot_table(plan, folder))
     _print_unfinished(out, plan, folder)
     out.print(f"records: {folder}  (one folder per arm and seed: metrics.jsonl, rollouts/, export/, logs/)")
     for line in finding_lines(f for f in check_plan(plan) if f.severity != "note"):
         out.print(line, markup=False)
     out.print(f"next: {next_command(plan, folder)}", markup=False)
+
+
+def pilot_table(plan: Plan, folder: Path) -> Table:
+    """What a pilot is for: rate, memory and spread of every arm."""
+    table = Table(title="pilot: for planning, not for answers")
+    for column in ("arm", "s/step", "peak MiB (host)", "peak MiB (device)", "mean reward", "sd over steps"):
+        table.add_column(column, justify="left" if column == "arm" else "right")
+    for run in plan.runs:
+        rows = [r for r in read_metrics(folder / run.folder) if r["step"]]
+        seconds = [sum(v for k, v in r.items() if k.startswith("time/") and v) for r in rows]
+        rewards = [r["reward/mean"] for r in rows if r.get("reward/mean") is not None]
+        memory = [max((r[f"memory/{k}_peak_mib"] or 0 for r in rows), default=0) for k in ("host", "device")]
+        table.add_row(
+            run.arm,
+            _three(fmean(seconds) if seconds else None),
+            *(f"{m:.0f}" if m else "-" for m in memory),
+            _three(fmean(rewards) if rewards else None),
+            _three(stdev(rewards) if len(rewards) > 1 else None),
+        )
+    return table
 
 
 def _three(value: float | None) -> str:
@@ -121,17 +144,18 @@ def _print_unfinished(out: Console, plan: Plan, folder: Path) -> None:
         current: State = state(folder / run.folder, run.config.train.max_steps)
         if current.word == "failed":
             error = f": {current.error}" if current.error else ""
-            out.print(
-                f"failed {run.folder} at step {current.step}{error}; log and traceback: {current.log}", markup=False
-            )
+            out.print(f"failed {run.folder} at step {current.step}{error}; log: {current.log}", markup=False)
         elif current.word != "done":
             out.print(f"{current.word} {run.folder} at step {current.step}/{current.max_steps}", markup=False)
 
 
 def next_command(plan: Plan, folder: Path) -> str:
     """What a person would want to do next."""
-    command = " ".join(["python -m ablate.run", *plan.overrides])
+    kept = [o for o in plan.overrides if not o.startswith("launch.pilot=")]
+    command = " ".join(["python -m ablate.run", *kept])
     words = {state(folder / r.folder, r.config.train.max_steps).word for r in plan.runs}
+    if len(kept) < len(plan.overrides) and words == {"done"}:
+        return f"{command}   (the runs themselves)"
     if words != {"done"}:
         return f"{command}   (goes on: skips what is done, continues or retries the rest)"
     if len(plan.seeds) == 1:
@@ -161,6 +185,21 @@ def plan_table(plan: Plan, limit: int = 60) -> Table:
 
 def _difference(first: Run, run: Run, keys: Sequence[str]) -> str:
     return "  ".join(f"{k}={run.levels[k]}" for k in keys if run.levels[k] != first.levels[k]) or "-"
+
+
+def differences(base: Config, other: Config, without: Iterable[str]) -> list[str]:
+    """`key=value` of every key in which two configurations differ, leaving out keys inside `without`."""
+    ours, theirs = _flat(base.tree()), _flat(other.tree())
+    skipped = (*without, "sweep", "output", "validity", "launch")
+    keys = [k for k in {**ours, **theirs} if not any(k == s or k.startswith(s + ".") for s in skipped)]
+    return [f"{k}={theirs.get(k)}" for k in keys if ours.get(k) != theirs.get(k)]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
 
 
 def _count(number: int, noun: str) -> str:

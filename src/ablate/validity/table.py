@@ -1,0 +1,120 @@
+"""Rows as columns: a run's metrics in a fifth of the memory of its dicts, read back as dicts. Imports no torch.
+
+A report holds 200 runs of 1,000 rows at once; as dicts those are gigabytes, as columns of doubles 200 MB.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
+from typing import Any, overload
+
+import numpy as np
+
+from ablate.record import Row
+
+_NAN = float("nan")
+_Back = type | None
+
+
+class Table(Sequence[Row]):
+    """An immutable sequence of rows. A key that a row has not reads as None, and so does NaN.
+
+    Lists of dicts under `updates` are a table of their own: `updates.numbers(key)` is one metric over all of them.
+
+    Example: Table([{"step": 1, "updates": [{"lr": 0.1}, {"lr": 0.2}]}]).numbers("step") -> array([1.])
+    """
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        self._size = len(rows)
+        nested = [[u for u in found if isinstance(u, dict)] if isinstance(found, list) else None for found in
+                  (r.get("updates") for r in rows)]  # fmt: skip
+        self._has_updates = any("updates" in r for r in rows)
+        self._none = [found is None for found in nested]
+        self._ends = array("q", accumulate(len(found or ()) for found in nested))
+        self._updates = Table(chain.from_iterable(found or () for found in nested)) if any(nested) else None
+        keys = dict.fromkeys(key for row in rows for key in row if key != "updates")
+        self._columns: dict[str, tuple[array[float] | list[Any], _Back]] = {
+            key: _packed([row.get(key) for row in rows]) for key in keys
+        }
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self._row(i) for i in range(self._size)[index]]
+        return self._row(range(self._size)[index])
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self._row(i) for i in range(self._size))
+
+    def _row(self, index: int) -> Row:
+        row = {key: _unpacked(values[index], back) for key, (values, back) in self._columns.items()}
+        if self._has_updates:
+            row["updates"] = None if self._none[index] else self._updates_of(index)
+        return row
+
+    def _updates_of(self, index: int) -> list[Row]:
+        begin = self._ends[index - 1] if index else 0
+        return self._updates[begin : self._ends[index]] if self._updates is not None else []
+
+    @property
+    def updates(self) -> Table:
+        """All updates of all rows, in order."""
+        return self._updates if self._updates is not None else Table(())
+
+    def first_updates(self, key: str) -> np.ndarray:
+        """A metric of each row's first update, NaN where there is none."""
+        found, ends = self.updates.numbers(key), np.array(self._ends, dtype=int)
+        begins = np.concatenate([[0], ends[:-1]])[: len(ends)]
+        out = np.full(self._size, np.nan)
+        some = begins < ends
+        out[some] = found[begins[some]]
+        return out
+
+    def keys(self) -> list[str]:
+        """The columns, `updates` left out."""
+        return list(self._columns)
+
+    def column(self, key: str) -> list[Any]:
+        """A key over all rows, None where a row has not."""
+        values, back = self._columns.get(key, ([None] * self._size, None))
+        return [_unpacked(v, back) for v in values]
+
+    def numbers(self, key: str) -> np.ndarray:
+        """A metric over all rows, NaN where it has no finite number."""
+        values, back = self._columns.get(key, ([], None))
+        if back is None:
+            found = np.array([_number(v) for v in values] or [_NAN] * self._size, dtype=float)
+        else:
+            found = np.array(values, dtype=float)
+        return np.where(np.isfinite(found), found, np.nan)
+
+
+def _packed(values: list[Any]) -> tuple[array[float] | list[Any], _Back]:
+    """Doubles with NaN for None and the type to give back, or the values as they are and None."""
+    kinds = {type(v) for v in values} - {type(None)}
+    if len(kinds) == 1 and kinds <= {float, int, bool}:
+        return array("d", [_NAN if v is None else v for v in values]), kinds.pop()
+    if kinds == {float, int} or not kinds:
+        return array("d", [_NAN if v is None else v for v in values]), float
+    return values, None
+
+
+def _unpacked(value: Any, back: _Back) -> Any:
+    if back is None:
+        return value
+    return None if value != value else back(value)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else _NAN
