@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_sweep import update
 from hypothesis import given
 from hypothesis import strategies as st
 from invented import every_update, invent
@@ -17,6 +16,7 @@ from ablate.compose import Composer
 from ablate.validity import RunRecord, check_records
 from ablate.validity.curves import step_tags
 from ablate.validity.table import Table
+from fake_sweep import update
 
 scalars = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=3)
 flat = st.dictionaries(st.sampled_from("abcd"), scalars)
