@@ -63,7 +63,14 @@ def arms(folder: Path) -> dict[str, Path]:
     """Six short runs of one sweep, by arm."""
     (folder / "own" / "sweep").mkdir(parents=True)
     (folder / "own" / "sweep" / "variants.yaml").write_text(ARMS)
-    finished(folder, "variants", "+sweep=variants", "--config-dir", "own", "validity.allow=[inert-tis]")
+    finished(
+        folder,
+        "variants",
+        "+sweep=variants",
+        "--config-dir",
+        "own",
+        "validity.allow=[inert-tis,aliased-arms,confounded-arms]",
+    )
     return {run.parent.name: run for run in (folder / "outputs" / "variants").glob("*/seed=0")}
 
 

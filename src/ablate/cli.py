@@ -17,9 +17,9 @@ from ablate.config import parse
 from ablate.errors import EXIT_DONE, EXIT_REFUSED, UsageError, nearest
 from ablate.plan import make_plan
 from ablate.report.tables import console, differences, finding_lines, plan_table, selection_table
-from ablate.runs import load_config, read_plan, state
+from ablate.runs import load_config, plan_folder, read_plan, state
 from ablate.select import select_run
-from ablate.validity import check_plan, refusals
+from ablate.validity import check_plan, read_pilot, refusals
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
     pilot = pilot_folder(made)
     out.print(estimate(made, pilot).line(), markup=False)
-    findings = check_plan(made)
+    findings = check_plan(made, read_pilot(plan_folder(made)))
     if arguments.evaluate:
         from ablate.validity.evaluate import evaluate_plan
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ablate import validity
 from ablate.compose import Composer
 from ablate.errors import UsageError
 from ablate.launch.sweeper import checked_plan
 from ablate.plan import make_plan
 from ablate.validity import Pilot, check_plan, refusals
+from ablate.validity.finding import IDS
 from ablate.validity.plan_checks import kl_k1_loss
 from fake_sweep import make_fake_plan
 
@@ -263,3 +266,12 @@ def test_several_updates_say_in_how_many_clip_can_act(composer: Composer) -> Non
 def test_only_pairs_that_differ_in_one_factor_are_compared(composer: Composer) -> None:
     # sym/on against asym/off differs in two factors: no statement about either
     assert sum(f.id == "inert-clip" for f in check_plan(make_plan(composer, ["clip=sym,asym", "tis=on,off"]))) == 2
+
+
+def test_every_id_is_known_and_an_unknown_one_is_refused(composer: Composer) -> None:
+    sources = "".join(p.read_text() for p in Path(validity.__file__).parent.glob("*.py"))
+    given = re.findall(r'Finding\(\s*"([a-z0-9-]+)"', sources)
+    # the tags of steps are findings whose id is a variable
+    assert {*given, "cold-start", "post-resume", "epoch-boundary"} == IDS
+    with pytest.raises(UsageError, match=r"validity\.allow=inert-clap: no such check; did you mean inert-clip"):
+        check_plan(make_plan(composer, ["validity.allow=[inert-clap]"]))

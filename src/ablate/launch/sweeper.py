@@ -14,8 +14,8 @@ from ablate.errors import UsageError
 from ablate.plan import Plan, make_plan, pilot_plan
 from ablate.report.tables import finding_lines
 from ablate.resume import refuse_untrainable
-from ablate.runs import drop_other_pilot
-from ablate.validity import check_plan, refusals
+from ablate.runs import drop_other_pilot, plan_folder
+from ablate.validity import check_plan, read_pilot, refusals
 
 
 class SweepEnded(Exception):
@@ -39,7 +39,7 @@ def checked_plan(composer: Composer, arguments: list[str]) -> Plan:
         UsageError: a finding refuses it; every refusal is in the message with its remedy.
     """
     plan = make_plan(composer, arguments)
-    findings = check_plan(plan)
+    findings = check_plan(plan, read_pilot(plan_folder(plan)))
     refused = refusals(findings)
     for line in finding_lines([f for f in findings if f not in refused]):
         print(line, file=sys.stderr)

@@ -67,7 +67,7 @@ def _arm_row(plan: Plan, folder: Path, arm: str, findings: Sequence[Finding]) ->
     states = [state(folder / r.folder, r.config.train.max_steps) for r in runs]
     done = [r for r, s in zip(runs, states, strict=True) if s.word == "done"]
     chosen = [select_run(folder / r.folder, r.config).reported for r in done]
-    fired = dict.fromkeys(f.id for f in findings if f.where in ("sweep", arm) or arm in f.where.split(" vs "))
+    fired = dict.fromkeys(f.id for f in findings if f.concerns(arm))
     return ArmRow(
         arm,
         runs[0].levels,

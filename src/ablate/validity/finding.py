@@ -6,7 +6,21 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ablate.errors import UsageError, nearest
+
 Severity = Literal["refuse", "warn", "note"]
+
+# every id that a check may give
+IDS = frozenset({
+    "aliased-arms", "aliased-reductions", "clip-norm-always", "clip-norm-idle", "cold-start", "collapsed",
+    "confounded-arms", "duplicated-steps", "epoch-boundary", "eps-floor", "failure-imbalance", "gaps",
+    "group-too-small", "hidden-length-confound", "identical-trajectories", "incomparable-metric", "inert-clip",
+    "inert-kl", "inert-observed", "inert-reduction", "inert-tis", "infra-failures", "kl-k1-loss", "loss-scale",
+    "low-precision-updates", "mismatch-growth", "mixed-code", "no-group-variance", "no-improvement", "past-cap",
+    "past-peak", "post-resume", "prompts-diverged", "rho-mass", "scalar-only-contrast", "scale-confound",
+    "scale-confound-observed", "sentinel-length", "single-seed", "token-budget", "truncated-responses",
+    "truncated-support", "underpowered", "unequal-caps", "unpaired-seeds",
+})  # fmt: skip
 
 _ORDER = {"refuse": 0, "warn": 1, "note": 2}
 
@@ -31,7 +45,13 @@ class Finding:
 
 
 def marked(findings: Iterable[Finding], allow: Collection[str]) -> list[Finding]:
-    """Each finding once, refusals first; those whose id is in `allow` (validity.allow) are marked."""
+    """Each finding once, refusals first; those whose id is in `allow` (validity.allow) are marked.
+
+    Raises:
+        UsageError: `allow` names an id that no check has.
+    """
+    if unknown := sorted({*allow} - IDS):
+        raise UsageError(f"validity.allow={unknown[0]}: no such check; {nearest(unknown[0], IDS)}")
     found = [replace(f, allowed=f.id in allow) for f in dict.fromkeys(findings)]
     return sorted(found, key=lambda f: _ORDER[f.severity])
 

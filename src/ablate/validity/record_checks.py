@@ -66,8 +66,9 @@ def _doses(some: Runs) -> dict[str, float]:
 
 def identical_trajectories(runs: Runs) -> Iterator[Finding]:
     """Two arms of one seed arrived at the same weights."""
+    hashes = {id(run): _hashes(run, "weights_hash") for run in runs}
     for a, b in _paired(runs):
-        one, two = _hashes(a, "weights_hash"), _hashes(b, "weights_hash")
+        one, two = hashes[id(a)], hashes[id(b)]
         common = max(one.keys() & two.keys(), default=0)
         if common and one[common] == two[common]:
             text = f"at seed {a.seed} both have the same weights at step {common}: what sets them apart did nothing"
@@ -76,12 +77,13 @@ def identical_trajectories(runs: Runs) -> Iterator[Finding]:
 
 def prompts_diverged(runs: Runs) -> Iterator[Finding]:
     """Paired arms must see the same prompts."""
+    hashes = {id(run): _hashes(run, "prompts_hash") for run in runs}
     for a, b in _paired(runs):
         same = all(getattr(a.config.task, k) == getattr(b.config.task, k) for k in ("name", "train_size"))
         if not same or a.config.train.prompts_per_step != b.config.train.prompts_per_step:
             continue
-        one, two = _hashes(a, "prompts_hash"), _hashes(b, "prompts_hash")
-        first = next((s for s in sorted(one.keys() & two.keys()) if one[s] != two[s]), None)
+        one, two = hashes[id(a)], hashes[id(b)]
+        first = min((step for step in one.keys() & two.keys() if one[step] != two[step]), default=None)
         if first is not None:
             text = f"at seed {a.seed} they saw other prompts from step {first} on and do not pair; rerun one"
             yield Finding("prompts-diverged", "warn", text, f"{a.arm} vs {b.arm}")

@@ -113,8 +113,9 @@ def tagged_steps(run: RunRecord) -> Iterator[Finding]:
     chosen = reported(run)
     span = run.config.select.span
     window = range(chosen.step - span + 1, chosen.step + 1) if chosen else range(0)
+    tagged = step_tags(run)
     for tag in ("epoch-boundary", "cold-start", "post-resume"):
-        steps = [step for step, tags in step_tags(run).items() if tag in tags]
+        steps = [step for step, tags in tagged.items() if tag in tags]
         used = [step for step in steps if step in window]
         # every run begins cold: worth a line only where the choice leans on it
         if steps and (used or tag != "cold-start"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
+from operator import itemgetter
 from typing import Any, overload
 
 import numpy as np
@@ -35,9 +36,8 @@ class Table(Sequence[Row]):
         self._none = [found is None for found in nested]
         self._ends = array("q", accumulate(len(found or ()) for found in nested))
         self._updates = Table(chain.from_iterable(found or () for found in nested)) if any(nested) else None
-        keys = dict.fromkeys(key for row in rows for key in row if key != "updates")
         self._columns: dict[str, tuple[array[float] | list[Any], _Back]] = {
-            key: _packed([row.get(key) for row in rows]) for key in keys
+            key: _packed(values) for key, values in _transposed(rows) if key != "updates"
         }
 
     def __len__(self) -> int:
@@ -100,14 +100,29 @@ class Table(Sequence[Row]):
         return np.where(np.isfinite(found), found, np.nan)
 
 
-def _packed(values: list[Any]) -> tuple[array[float] | list[Any], _Back]:
+def _transposed(rows: list[Row]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Each key with its values over all rows, None where a row has not."""
+    keys = list(rows[0]) if rows else []
+    if len(keys) > 1 and all(row.keys() == rows[0].keys() for row in rows):
+        yield from zip(keys, zip(*map(itemgetter(*keys), rows), strict=True), strict=True)
+        return
+    for key in dict.fromkeys(key for row in rows for key in row):
+        yield key, [row.get(key) for row in rows]
+
+
+def _packed(values: Sequence[Any]) -> tuple[array[float] | list[Any], _Back]:
     """Doubles with NaN for None and the type to give back, or the values as they are and None."""
-    kinds = {type(v) for v in values} - {type(None)}
+    kinds = set(map(type, values))
+    if type(None) in kinds:
+        kinds.remove(type(None))
+        doubles = [_NAN if v is None else v for v in values]
+    else:
+        doubles = values  # type: ignore[assignment]
     if len(kinds) == 1 and kinds <= {float, int, bool}:
-        return array("d", [_NAN if v is None else v for v in values]), kinds.pop()
+        return array("d", doubles), kinds.pop()
     if kinds == {float, int} or not kinds:
-        return array("d", [_NAN if v is None else v for v in values]), float
-    return values, None
+        return array("d", doubles), float
+    return list(values), None
 
 
 def _unpacked(value: Any, back: _Back) -> Any:
