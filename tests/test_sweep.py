@@ -214,14 +214,16 @@ def test_a_pilot_runs_a_few_steps_of_every_arm_apart(folder: Path, sweep: Path) 
 def test_a_launcher_that_is_killed_leaves_no_run_unwatched_and_a_second_one_changes_nothing(folder: Path) -> None:
     arguments = ["-m", "tis=on", "sweep.name=orphan", *SHORT, "train.max_steps=2000"]
     process = subprocess.Popen([sys.executable, "-m", "ablate.run", *arguments], cwd=folder, stderr=subprocess.DEVNULL)
-    target = folder / "outputs/orphan/tis=on/seed=0"
-    _wait_for(lambda: len(read_lines(target / "metrics.jsonl").rows) > 2)
-    before = (folder / "outputs/orphan/plan.json").read_text()
-    second = run(folder, *arguments[:1], "tis=on,off", *arguments[2:])
+    target = folder / "outputs/orphan/base/seed=0"
+    try:
+        _wait_for(lambda: len(read_lines(target / "metrics.jsonl").rows) > 2)
+        before = (folder / "outputs/orphan/plan.json").read_text()
+        second = run(folder, *arguments[:1], "tis=on,off", *arguments[2:])
+    finally:
+        process.kill()
     assert second.returncode == 1
     assert "sweep orphan is held by process" in second.stderr
     assert (folder / "outputs/orphan/plan.json").read_text() == before
-    process.kill()
     _wait_for(lambda: not (target / "lock").exists())
     assert attempts(target)[-1]["outcome"] == "stopped"
 
