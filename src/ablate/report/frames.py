@@ -15,11 +15,11 @@ from typing import Any
 
 import pandas as pd
 
-from ablate import files
 from ablate.errors import UsageError
 from ablate.record import Row, read_lines
-from ablate.runs import State, load_config, state
+from ablate.runs import State, load_config, read_plan, state
 from ablate.select import Selection, curve, ema, select_run
+from ablate.validity.curves import step_tags
 from ablate.validity.records import RunRecord, load_record
 
 OUTCOMES = ("heldout_reported", "ema_reported", "auc", "final", "steps_to_threshold")
@@ -69,9 +69,9 @@ def load_sweep(folder: Path) -> SweepData:
     Raises:
         UsageError: `folder` holds no plan.json, or one that is no plan.
     """
-    document = files.read_json(folder / "plan.json") if (folder / "plan.json").is_file() else None
-    if not isinstance(document, dict) or not isinstance(document.get("runs"), list) or not document["runs"]:
-        raise UsageError(f"{folder}: no sweep (a sweep's folder holds plan.json, written before its first run)")
+    document = read_plan(folder)
+    if not document["runs"]:
+        raise UsageError(f"{folder}: its plan.json plans no run")
     runs: list[RunData] = []
     problems: list[str] = []
     for planned in document["runs"]:
@@ -162,14 +162,14 @@ def _step_rows(run: RunData) -> list[dict[str, Any]]:
     rewards = curve(run.record.rows)
     steps = sorted(rewards)
     averages = dict(zip(steps, ema([rewards[s] for s in steps], run.record.config.select.span), strict=True))
-    tags = step_tags(run.record.rows)
+    tags = step_tags(run.record)
     return [
         {
             "arm": run.record.arm,
             **run.record.levels,
             "seed": run.record.seed,
             "ema": averages.get(int(row["step"])),
-            "tags": ",".join(tags[int(row["step"])]),
+            "tags": ",".join(tags.get(int(row["step"]), ())),
             **_scalars(row),
         }
         for row in run.record.rows
@@ -184,27 +184,6 @@ def _scalars(row: Row) -> dict[str, Any]:
         values = [float(u[key]) for u in updates if u.get(key) is not None]
         flat[f"update/{key}"] = fmean(values) if values else None
     return flat
-
-
-def step_tags(rows: Sequence[Row]) -> dict[int, tuple[str, ...]]:
-    """Steps that are not like their neighbours: the first of a run, the first after a resume, the first of an epoch."""
-    found: dict[int, tuple[str, ...]] = {}
-    before: Row | None = None
-    for row in rows:
-        tags = []
-        if row["step"] == 1:
-            tags.append("cold-start")
-        if before is not None and before["step"] and row["attempt"] != before["attempt"]:
-            tags.append("post-resume")
-        if (
-            before is not None
-            and None not in (before.get("epoch"), row.get("epoch"))
-            and row["epoch"] != before["epoch"]
-        ):
-            tags.append("epoch-boundary")
-        found[int(row["step"])] = tuple(tags)
-        before = row
-    return found
 
 
 def newest_sweep(output: Path = Path("outputs")) -> Path:

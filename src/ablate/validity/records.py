@@ -13,7 +13,7 @@ from ablate.config import Config
 from ablate.errors import UsageError
 from ablate.levels import FACTORS
 from ablate.record import Row
-from ablate.runs import load_config
+from ablate.runs import load_config, read_plan
 from ablate.select import exported_steps
 from ablate.validity.table import Table
 
@@ -113,13 +113,9 @@ def load_design(folder: Path) -> Frozen:
 
 
 def _planned(folder: Path) -> dict[str, Any]:
-    path = folder / "plan.json"
-    if not path.is_file():
+    if not (folder / "plan.json").is_file():
         raise UsageError(f"{folder}: neither a sweep (plan.json) nor a run (config.yaml)")
-    document = files.read_json(path)
-    if not isinstance(document, dict) or not isinstance(document.get("runs"), list):
-        raise UsageError(f"{path}: is not a plan")
-    return document
+    return read_plan(folder)
 
 
 def objective_sections(c: Config) -> dict[str, Any]:
