@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ablate import files
 from ablate.engine.deepspeed import Engine
+from ablate.resume import newest_checkpoint
 
 _MARKER = "complete"
 
@@ -56,11 +57,8 @@ def whole(run: Path) -> list[int]:
 
 def newest(run: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest whole checkpoint and the loop's state in it."""
-    steps = whole(run)
-    if not steps:
-        return None
-    folder = run / "checkpoints" / f"step_{steps[-1]}"
-    return folder, files.read_json(folder / "trainer.json")
+    folder = newest_checkpoint(run)
+    return None if folder is None else (folder, files.read_json(folder / "trainer.json"))
 
 
 def export(engine: Engine, run: Path, step: int, base: Path, dtype: torch.dtype) -> str | None:

@@ -129,7 +129,7 @@ def train(config: Config, folder: Path, attempt: int, stop: Sequence[int]) -> st
     while run.step < config.train.max_steps:
         run.step += 1
         _rollout_step(run)
-        if any(run.engine.all_gather(bool(stop))) and run.step < config.train.max_steps:
+        if run.engine.any_rank(bool(stop)) and run.step < config.train.max_steps:
             _checkpoint(run)
             return "stopped"
     if run.writes:
