@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ablate.errors import UsageError
 
@@ -33,7 +33,14 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside, fsync, rename.
+    """As `replaced`, with the whole content at once."""
+    with replaced(path) as stream:
+        stream.write(text.encode())
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose content takes the place of `path` at the end: written beside, fsynced, renamed.
 
     Raises:
         UsageError: the folder cannot be written or the disk is full; the message names the path.
@@ -41,17 +48,19 @@ def write_text(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        with beside.open("wb") as stream:
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         beside.replace(path)
         fsync_folder(path.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True) if beside.parent.is_dir() else None
         raise UsageError(
             f"{path}: cannot be written ({error.strerror}); free space or choose another output="
         ) from None
+    finally:
+        if beside.parent.is_dir():
+            beside.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

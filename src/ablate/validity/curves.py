@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -208,24 +209,24 @@ def step_tags(run: RunRecord) -> dict[int, tuple[str, ...]]:
     epoch. duplicated: written by several attempts, the last one counts. past-cap: beyond train.max_steps.
     low-entropy: under 10% of the run's first entropy, which a solved task does and which is no fault.
     """
-    attempts, epochs, entropy = by_step(run, "attempt"), by_step(run, "epoch"), _first_entropy(run)
+    steps = sorted(step for step in steps_of(run) if step > 0)
+    entropy = _first_entropy(run)
     start = next(iter(entropy.values()), 0.0)
-    twice = _written_twice(run)
-    tags: dict[int, tuple[str, ...]] = {}
-    before = 0
-    for step in sorted(step for step in steps_of(run) if step > 0):
-        held = {
-            "cold-start": step == 1,
-            "post-resume": attempts.get(before, attempts.get(step)) != attempts.get(step),
-            "epoch-boundary": epochs.get(before, epochs.get(step)) != epochs.get(step),
-            "duplicated": step in twice,
-            "past-cap": step > run.config.train.max_steps,
-            "low-entropy": entropy.get(step, start) < 0.1 * start,
-        }
-        before = step
-        if any(held.values()):
-            tags[step] = tuple(name for name, holds in held.items() if holds)
-    return tags
+    held = {
+        "cold-start": {1},
+        "post-resume": _changes(steps, by_step(run, "attempt")),
+        "epoch-boundary": _changes(steps, by_step(run, "epoch")),
+        "duplicated": _written_twice(run),
+        "past-cap": {step for step in steps if step > run.config.train.max_steps},
+        "low-entropy": {step for step, value in entropy.items() if value < 0.1 * start},
+    }
+    tagged = sorted(set().union(*held.values()) & {*steps})
+    return {step: tuple(name for name, some in held.items() if step in some) for step in tagged}
+
+
+def _changes(steps: Sequence[int], found: Mapping[int, float]) -> set[int]:
+    """The steps at which a value is another than at the step before."""
+    return {b for a, b in pairwise(steps) if a in found and b in found and found[a] != found[b]}
 
 
 def _written_twice(run: RunRecord) -> set[int]:

@@ -23,7 +23,8 @@ class RunRecord:
     """One run as it was recorded.
 
     `rows` are the curve, one row per rollout step, last attempt wins; `all_rows` is every row of metrics.jsonl in file
-    order; `attempts` one row per attempt; `code` what code.json says; `exported` the steps with whole weights.
+    order; `attempts` one row per attempt; `code` what code.json says; `exported` the steps with whole weights; `torn`
+    counts the lines of metrics.jsonl that are no row.
 
     Example: RunRecord("clip=sym", 0, {"clip": "sym"}, config, rows, all_rows, attempts, {"commit": "3f0c"}, (10, 20))
     """
@@ -37,6 +38,7 @@ class RunRecord:
     attempts: Sequence[Row] = field(repr=False, default=())
     code: Mapping[str, Any] = field(repr=False, default_factory=dict)
     exported: tuple[int, ...] = ()
+    torn: int = 0
 
     @property
     def folder(self) -> str:
@@ -83,8 +85,9 @@ def load_records(folder: Path) -> list[RunRecord]:
 
 def load_record(run: Path, arm: str, seed: int, levels: dict[str, Any], config: Config) -> RunRecord:
     """The record of one run folder."""
-    rows = record.read_lines(run / "metrics.jsonl").rows
-    rows = [r for r in rows if isinstance(r.get("step"), int) and isinstance(r.get("attempt"), int)]
+    lines = record.read_lines(run / "metrics.jsonl")
+    rows = [r for r in lines.rows if isinstance(r.get("step"), int) and isinstance(r.get("attempt"), int)]
+    torn = lines.torn + len(lines.rows) - len(rows)
     code = files.read_json(run / "code.json") if (run / "code.json").is_file() else {}
     everything = Table(rows)
     latest = record.lineage(rows)
@@ -92,7 +95,7 @@ def load_record(run: Path, arm: str, seed: int, levels: dict[str, Any], config: 
     same = len(latest) == len(rows) and all(map(is_, latest, rows))
     kept = everything if same else Table(latest)
     return RunRecord(
-        arm, seed, levels, config, kept, everything, record.attempts(run), code, tuple(exported_steps(run))
+        arm, seed, levels, config, kept, everything, record.attempts(run), code, tuple(exported_steps(run)), torn
     )
 
 

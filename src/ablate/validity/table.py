@@ -81,6 +81,15 @@ class Table(Sequence[Row]):
         out[some] = found[begins[some]]
         return out
 
+    def update_means(self, key: str) -> np.ndarray:
+        """Mean of a metric over each row's updates that have a value, NaN where none has."""
+        found = self.updates.numbers(key)
+        row = np.repeat(np.arange(self._size), np.diff(np.array(self._ends, dtype=int), prepend=0))
+        known = ~np.isnan(found)
+        count = np.bincount(row[known], minlength=self._size)
+        total = np.bincount(row[known], weights=found[known], minlength=self._size)
+        return np.divide(total, count, out=np.full(self._size, np.nan), where=count > 0)
+
     def keys(self) -> list[str]:
         """The columns, `updates` left out."""
         return list(self._columns)
@@ -89,6 +98,14 @@ class Table(Sequence[Row]):
         """A key over all rows, None where a row has not."""
         values, back = self._columns.get(key, ([None] * self._size, None))
         return [_unpacked(v, back) for v in values]
+
+    def array(self, key: str) -> np.ndarray:
+        """A key over all rows: whole numbers or flags where every row has one, else doubles with NaN, else objects."""
+        values, back = self._columns.get(key, ([None] * self._size, None))
+        if back is None:
+            return np.fromiter(values, dtype=object, count=self._size)
+        found = np.array(values, dtype=float)
+        return found if np.isnan(found).any() else found.astype(back)
 
     def numbers(self, key: str) -> np.ndarray:
         """A metric over all rows, NaN where it has no finite number."""
